@@ -18,12 +18,12 @@ use keyway::{
     prompt::{
         content::{self, Coding, Form, Multipart},
         request::{self, KeyerConfig},
-        stored_ids::Place,
+        stored_ids::StoredPath,
     },
     sse::EventSplitter,
     upstream::{
         Http1Error,
-        recorded::{self, Answered},
+        recorded::{self, RecordedAnswer},
     },
 };
 use keyway_core::{
@@ -114,9 +114,9 @@ pub fn form(data: &[u8]) {
     assert!(Coding::of(&headers).is_some());
     // A path is looked at as a whole, too.
     if let Ok(path) = std::str::from_utf8(data) {
-        Place::of(path)
+        StoredPath::of(path)
             .into_iter()
-            .flat_map(keyway::prompt::stored_ids::Place::ids)
+            .flat_map(keyway::prompt::stored_ids::StoredPath::ids)
             .for_each(|id| assert!(id.len() <= 3 * path.len()));
     }
 }
@@ -199,10 +199,10 @@ pub fn answer(data: &[u8]) {
     let answer = &answer[..answer.len().min(1 << 15)];
     let method = || if how & 1 == 0 { Method::POST } else { Method::HEAD };
     let closes = how & 2 != 0;
-    let told = |read: Option<Result<Answered, Http1Error>>| match read {
+    let told = |read: Option<Result<RecordedAnswer, Http1Error>>| match read {
         None => ("waits".to_owned(), None),
         Some(Err(error)) => (error.to_string(), None),
-        Some(Ok(Answered { head, body, trailers, may_serve_again })) => {
+        Some(Ok(RecordedAnswer { head, body, trailers, may_serve_again })) => {
             let head = (head.status(), head.headers().clone());
             (String::new(), Some((head, body, trailers, may_serve_again)))
         }

@@ -4,7 +4,7 @@
 mod says;
 mod shape;
 
-pub use self::says::{End, Fault, Said};
+pub use self::says::{AtFault, End, Said};
 
 /// An API, by the path of its requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

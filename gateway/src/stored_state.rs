@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 pub use self::{
-    map::{Entry, Ids, Owner},
+    map::{IdEntry, Ids, Owner},
     news::StoredNews,
     tap::Tap,
 };
@@ -31,7 +31,7 @@ use crate::{
     limits::{STORED_ID_BYTES, STORED_SEARCHES_MAX},
     metrics::StoredStateMetrics,
     path::as_engines_read,
-    prompt::{request::RequestInfo, stored_ids::Place},
+    prompt::{request::RequestInfo, stored_ids::StoredPath},
     telemetry::record::Record,
 };
 
@@ -98,7 +98,7 @@ impl StoredState {
         record: &Record,
     ) -> Option<Tap> {
         let path = as_engines_read(parts.uri.path());
-        let place = Place::of(&path)?;
+        let place = StoredPath::of(&path)?;
         let lists = place.id.is_none() && parts.method.is_safe();
         if lists || parts.method == Method::DELETE || !place.stores(info.stores) {
             return None;

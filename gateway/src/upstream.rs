@@ -27,7 +27,7 @@ use tokio::io::AsyncReadExt;
 
 pub use self::{
     answer::{Answer, AnswerError},
-    failure::{Cause, SendError},
+    failure::{FailureCause, SendError},
     http1::{Http1Error, recorded},
     origin::Origin,
     outgoing::Outgoing,
@@ -184,9 +184,9 @@ enum Failure {
     /// The worker has not begun it.
     NotBegun,
     /// A kept connection was closed before a word of the answer: that close may have crossed the request.
-    Raced(Cause),
+    Raced(FailureCause),
     /// The worker may have begun it.
-    Lost(Cause),
+    Lost(FailureCause),
     /// The gateway could not send it.
     Local(Shortage),
 }
@@ -209,7 +209,7 @@ async fn share(
     body: Bytes,
 ) -> Result<http::Response<Answer>, Failure> {
     let failed = |error: &h2::Error| {
-        let cause = Cause::of_h2(error);
+        let cause = FailureCause::of_h2(error);
         tracing::debug!(%cause, "no answer from the worker");
         if not_begun(error) {
             Failure::NotBegun
@@ -222,7 +222,7 @@ async fn share(
     let sent = place.sender().send_request(request, body.is_empty());
     // The connection was given up since the place was taken: nothing was sent.
     let (answer, mut stream) = sent.map_err(|error| {
-        tracing::debug!(cause = %Cause::of_h2(&error), "a shared connection takes no more");
+        tracing::debug!(cause = %FailureCause::of_h2(&error), "a shared connection takes no more");
         Failure::NotBegun
     })?;
     if !body.is_empty() {
@@ -231,7 +231,7 @@ async fn share(
     }
     let answer = answered(answer).await.map_err(|fault| match fault {
         Fault::Broken(error) => failed(&error),
-        Fault::TooMuch => Failure::Lost(Cause::of("the worker sends too many interim answers")),
+        Fault::TooMuch => Failure::Lost(FailureCause::of("the worker sends too many interim answers")),
     })?;
     let (mut parts, body) = answer.into_parts();
     place.answered();
@@ -273,11 +273,11 @@ async fn exchange(
         // What some say with the end of an idle connection (RFC 9110, section 15.5.9): the request was not
         // read.
         Ok(answer) if is_kept && answer.status() == StatusCode::REQUEST_TIMEOUT && !link.stays_open() => {
-            Err(Failure::Raced(Cause::of("the worker says that the connection was idle for too long")))
+            Err(Failure::Raced(FailureCause::of("the worker says that the connection was idle for too long")))
         }
         Ok(answer) => Ok(answer.map(|()| Answer::own(link, origin.clone()))),
         Err(error) => {
-            let cause = Cause::of_http1(&error);
+            let cause = FailureCause::of_http1(&error);
             tracing::debug!(%cause, "no answer from the worker");
             Err(match error.shortage() {
                 Some(lacks) => Failure::Local(lacks),

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use keyway_core::pick::{Candidate, Pick, Policy, Turn};
-use keyway_core::waiting_room::{Ahead, Desk};
-use keyway_core::{PrefixIndex, Quote, RoomRules, Sheet, WaitingRoom, WorkerId, consider, quote};
+use keyway_core::waiting_room::{Ahead, WorkerChooser};
+use keyway_core::{CandidateSet, PrefixIndex, Quote, RoomRules, WaitingRoom, WorkerId, consider, quote};
 use keyway_wire::block_hash::BlockHash;
 
 use self::support::{candidates, fill, view};
@@ -22,23 +22,23 @@ const WAITING: usize = 256;
 /// A desk without a fleet behind it.
 struct Clerk<'a> {
     index: &'a PrefixIndex,
-    sheet: Sheet,
+    candidate_set: CandidateSet,
     begun: usize,
 }
 
-impl Desk<&[BlockHash]> for Clerk<'_> {
+impl WorkerChooser<&[BlockHash]> for Clerk<'_> {
     type Plan = Pick;
 
     fn least_excess_ms(&mut self, _: &&[BlockHash], ahead: &Ahead) -> f64 {
-        self.sheet.least_excess_ms(ahead)
+        self.candidate_set.least_excess_ms(ahead)
     }
 
     fn is_open(&mut self, _: &&[BlockHash], worker: WorkerId, ahead: &Ahead) -> bool {
-        self.sheet.is_open(worker, ahead)
+        self.candidate_set.is_open(worker, ahead)
     }
 
     fn quote(&mut self, chain: &&[BlockHash], ahead: &Ahead) -> Option<(Quote, Pick)> {
-        let mut workers = self.sheet.candidates().to_vec();
+        let mut workers = self.candidate_set.candidates().to_vec();
         let (view, turn) = (view(chain), Turn { counter: 0, random: 7 });
         let pick = consider(
             Policy::Prefix,
@@ -54,9 +54,9 @@ impl Desk<&[BlockHash]> for Clerk<'_> {
     fn begin(&mut self, _: &[BlockHash], plan: Option<Pick>) {
         let Some(pick) = plan else { return };
         self.begun += 1;
-        let mut load = self.sheet.candidates()[pick.index].load;
+        let mut load = self.candidate_set.candidates()[pick.index].load;
         load.pace.backlog_ms += pick.cost.own_ms.max(1000.0);
-        self.sheet.update(pick.index, load);
+        self.candidate_set.update(pick.index, load);
     }
 }
 
@@ -82,8 +82,8 @@ fn bench(c: &mut Criterion) {
             room
         };
         let release = |room: &mut WaitingRoom<_>, workers, ms| {
-            let sheet = Sheet::new(workers, rules.horizon_ms);
-            let mut clerk = Clerk { index: &filled.index, sheet, begun: 0 };
+            let candidate_set = CandidateSet::new(workers, rules.horizon_ms);
+            let mut clerk = Clerk { index: &filled.index, candidate_set, begun: 0 };
             room.release(Duration::from_millis(ms), &mut clerk);
             clerk.begun
         };

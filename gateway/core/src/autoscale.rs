@@ -197,7 +197,7 @@ pub struct Terms {
 
 /// Which term decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reason {
+pub enum ScaleReason {
     /// Nothing asks for more than the minimum.
     Minimum,
     /// What comes.
@@ -216,7 +216,7 @@ pub enum Reason {
     Maximum,
 }
 
-impl Reason {
+impl ScaleReason {
     /// All, in the order of the enum.
     pub const ALL: [Self; 8] = [
         Self::Minimum,
@@ -262,7 +262,7 @@ pub struct Sum {
     /// The result.
     pub desired: u32,
     /// Why that many.
-    pub reason: Reason,
+    pub reason: ScaleReason,
 }
 
 impl Terms {
@@ -301,13 +301,17 @@ impl Terms {
         steady.max(late).max(if present { 1.0 } else { 0.0 })
     }
 
-    fn greatest(&self, catch_up: f64) -> Reason {
+    fn greatest(&self, catch_up: f64) -> ScaleReason {
         if self.need(catch_up, false) > self.steady() {
-            return Reason::Backlog;
+            return ScaleReason::Backlog;
         }
-        let terms = [(self.prefill, Reason::Prefill), (self.decode, Reason::Decode), (self.kv, Reason::Kv)];
+        let terms = [
+            (self.prefill, ScaleReason::Prefill),
+            (self.decode, ScaleReason::Decode),
+            (self.kv, ScaleReason::Kv),
+        ];
         let greatest = terms.iter().max_by(|a, b| a.0.total_cmp(&b.0));
-        greatest.map_or(Reason::Minimum, |term| term.1)
+        greatest.map_or(ScaleReason::Minimum, |term| term.1)
     }
 }
 
@@ -397,13 +401,13 @@ impl Scaler {
         let wanted = out.max(held);
         let desired = wanted.max(self.rules.min).min(self.rules.max);
         let reason = if wanted > self.rules.max {
-            Reason::Maximum
+            ScaleReason::Maximum
         } else if desired > wanted || desired == 0 || (desired == self.rules.min && out < desired) {
-            Reason::Minimum
+            ScaleReason::Minimum
         } else if desired > out {
-            Reason::Held
+            ScaleReason::Held
         } else if guard == out && guard > whole(need) {
-            Reason::Guard
+            ScaleReason::Guard
         } else {
             terms.greatest(self.rules.catch_up)
         };

@@ -73,4 +73,4 @@ pub use rate_limit::{RateLimit, Standing};
 pub use retry_budget::RetryBudget;
 pub use route::{consider, fill_matches, may_wait, quote};
 pub use token_chain::TokenSpace;
-pub use waiting_room::{Quote, RoomRules, Sheet, WaitingRoom};
+pub use waiting_room::{CandidateSet, Quote, RoomRules, WaitingRoom};

@@ -17,7 +17,7 @@ const STALE_MAX: usize = 64;
 
 /// A prompt, as far as its session is concerned.
 #[derive(Debug, Clone, Copy)]
-pub struct Turn<'a> {
+pub struct SessionTurn<'a> {
     /// Names of its blocks.
     pub chain: &'a [BlockHash],
     /// Of these, how many lie before its last message. The last one may be asked again in other words, which
@@ -80,7 +80,7 @@ impl Past {
     }
 
     /// Where a turn leaves it that has so much in common with it.
-    fn drift(&self, turn: Turn<'_>, common: usize) -> Option<Drift> {
+    fn drift(&self, turn: SessionTurn<'_>, common: usize) -> Option<Drift> {
         let left = common < self.settled && common < turn.chain.len();
         left.then(|| Drift { common, lost: self.settled - common })
     }
@@ -98,13 +98,13 @@ impl Sessions {
 
     /// Where `turn` leaves the session's past; `None` if it goes on from there, is only shorter, or nothing
     /// is known.
-    pub fn drift(&self, session: u64, turn: Turn<'_>) -> Option<Drift> {
+    pub fn drift(&self, session: u64, turn: SessionTurn<'_>) -> Option<Drift> {
         let past = self.known.get(&session)?;
         past.drift(turn, past.common(turn.chain))
     }
 
     /// As [`Sessions::drift`], and takes `turn` for the session's past from now on.
-    pub fn follow(&mut self, session: u64, turn: Turn<'_>) -> Option<Drift> {
+    pub fn follow(&mut self, session: u64, turn: SessionTurn<'_>) -> Option<Drift> {
         self.tick += 1;
         let settled = turn.settled.min(turn.chain.len());
         let blocks = turn.chain.iter().copied().map(short);
@@ -172,9 +172,9 @@ mod tests {
 
     fn drift(past: (&[BlockHash], usize), now: &[BlockHash]) -> Option<Drift> {
         let mut sessions = Sessions::new(1 << 20);
-        sessions.follow(7, Turn { chain: past.0, settled: past.1 });
-        assert_eq!(sessions.drift(8, Turn { chain: now, settled: 0 }), None, "another session");
-        sessions.drift(7, Turn { chain: now, settled: 0 })
+        sessions.follow(7, SessionTurn { chain: past.0, settled: past.1 });
+        assert_eq!(sessions.drift(8, SessionTurn { chain: now, settled: 0 }), None, "another session");
+        sessions.drift(7, SessionTurn { chain: now, settled: 0 })
     }
 
     #[test]
@@ -198,9 +198,10 @@ mod tests {
         let mut sessions = Sessions::new(1 << 20);
         for first in [0, 100] {
             let chain = chain(first..first + 10);
-            sessions.follow(7, Turn { chain: &chain, settled: 10 });
+            sessions.follow(7, SessionTurn { chain: &chain, settled: 10 });
         }
-        let drift = |first: u64| sessions.drift(7, Turn { chain: &chain(first..first + 12), settled: 0 });
+        let drift =
+            |first: u64| sessions.drift(7, SessionTurn { chain: &chain(first..first + 12), settled: 0 });
         assert_eq!(drift(100), None);
         assert_eq!(drift(0), Some(Drift { common: 0, lost: 10 }));
     }
@@ -208,13 +209,13 @@ mod tests {
     #[test]
     fn the_one_heard_of_least_recently_is_forgotten_not_the_one_that_came_first() {
         let blocks = chain(0..100);
-        let turn = Turn { chain: &blocks, settled: 100 };
+        let turn = SessionTurn { chain: &blocks, settled: 100 };
         let mut sessions = Sessions::new(3 * (SESSION_BYTES + 400));
         for session in [1, 2, 3, 1, 4] {
             sessions.follow(session, turn);
         }
         let changed = chain(500..501);
-        let known = |session| sessions.drift(session, Turn { chain: &changed, settled: 0 }).is_some();
+        let known = |session| sessions.drift(session, SessionTurn { chain: &changed, settled: 0 }).is_some();
         assert_eq!([1, 2, 3, 4].map(known), [true, false, true, true]);
     }
 
@@ -225,7 +226,7 @@ mod tests {
             let mut sessions = Sessions::new(max);
             for (session, blocks) in &turns {
                 let chain = chain(0..*blocks as u64);
-                sessions.follow(*session, Turn { chain: &chain, settled: *blocks });
+                sessions.follow(*session, SessionTurn { chain: &chain, settled: *blocks });
                 prop_assert!(sessions.bytes() <= max);
                 let really: usize = sessions.known.values().map(Past::bytes).sum();
                 prop_assert_eq!(really, sessions.bytes());
@@ -237,7 +238,7 @@ mod tests {
             }
             let (last, blocks) = turns[turns.len() - 1];
             let changed = chain(500..501);
-            let found = sessions.drift(last, Turn { chain: &changed, settled: 0 });
+            let found = sessions.drift(last, SessionTurn { chain: &changed, settled: 0 });
             prop_assert_eq!(found.is_some(), blocks > 0);
         }
     }

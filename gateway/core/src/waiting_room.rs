@@ -14,20 +14,20 @@
 //! - **Cheap:** who cannot begin anywhere is not quoted, and in a large fleet nobody is quoted again at once,
 //!   unless the worker that it waits for has opened. So quotes take a bounded share of the time, and a
 //!   release that finds every worker full orders nobody and looks at each waiting request in constant time
-//!   ([`Sheet`]).
+//!   ([`CandidateSet`]).
 //! - **Fair:** owners take turns by tokens, priorities go first ([`fair`]).
 //! - **Bounded:** beyond its limit, and after the longest wait, requests begin at once wherever they cost
 //!   least; or, where the rules shed load, they are refused.
 
+mod candidate_set;
 pub mod fair;
 mod order;
-mod sheet;
 
 use std::time::Duration;
 
+pub use self::candidate_set::CandidateSet;
 pub use self::fair::Share;
 use self::fair::{Begun, Fair, Outflow};
-pub use self::sheet::Sheet;
 use crate::index::WorkerId;
 use crate::spread_map::SpreadMap;
 
@@ -114,17 +114,17 @@ pub struct Quote {
 }
 
 /// Who knows the workers: says where a request would begin, and begins it.
-pub trait Desk<R> {
-    /// What [`Desk::begin`] needs of the quote.
+pub trait WorkerChooser<R> {
+    /// What [`WorkerChooser::begin`] needs of the quote.
     type Plan;
 
     /// Milliseconds by which the least backlog of those who may have this request, with what waits before it
     /// and what is kept for others, is above the room's horizon. Above 0 it cannot begin anywhere, and is not
-    /// quoted. [`Sheet::least_excess_ms`] is meant for it.
+    /// quoted. [`CandidateSet::least_excess_ms`] is meant for it.
     fn least_excess_ms(&mut self, request: &R, ahead: &Ahead) -> f64;
 
     /// Whether the backlog of this worker, with what waits before the request and is kept for others, is
-    /// within the room's horizon. See [`Sheet::is_open`].
+    /// within the room's horizon. See [`CandidateSet::is_open`].
     fn is_open(&mut self, request: &R, worker: WorkerId, ahead: &Ahead) -> bool;
 
     /// Where this request would go now, given what waits before it; `None` if nobody may have it.
@@ -305,7 +305,7 @@ impl<R> WaitingRoom<R> {
     }
 
     /// Begins what can be begun now. A request that nobody may have begins too, for the desk to refuse.
-    pub fn release(&mut self, now: Duration, desk: &mut impl Desk<R>) {
+    pub fn release(&mut self, now: Duration, desk: &mut impl WorkerChooser<R>) {
         if now < self.rests_until {
             self.wake = Some(self.rests_until);
             return;
@@ -381,7 +381,7 @@ impl<R> WaitingRoom<R> {
 
     /// Until when nobody can begin, nor has to, as long as nothing happens: then order does not matter.
     /// `None` if somebody may, or has to be asked about first.
-    fn shut_until(&self, now: Duration, desk: &mut impl Desk<R>) -> Option<Duration> {
+    fn shut_until(&self, now: Duration, desk: &mut impl WorkerChooser<R>) -> Option<Duration> {
         if self.waiting.len() > self.rules.max_waiting {
             return None;
         }
@@ -411,7 +411,7 @@ impl<R> WaitingRoom<R> {
     }
 
     /// Refuses who has waited for too long, and the last in order of those who are too many.
-    fn shed(&mut self, now: Duration, desk: &mut impl Desk<R>) {
+    fn shed(&mut self, now: Duration, desk: &mut impl WorkerChooser<R>) {
         let Some(limit) = self.rules.shed_after else { return };
         let late = |entry: &Entry<R>| now.saturating_sub(entry.arrived) >= limit;
         if self.waiting.len() <= self.rules.max_waiting && !self.waiting.iter().any(late) {
@@ -432,7 +432,7 @@ impl<R> Entry<R> {
     fn waits_unweighed(
         &mut self,
         now: Duration,
-        desk: &mut impl Desk<R>,
+        desk: &mut impl WorkerChooser<R>,
         ahead: &mut Ahead,
         weighed: &mut usize,
     ) -> Option<Duration> {

@@ -19,7 +19,7 @@ pub struct Said {
     /// It says that the answer has come to an end.
     pub end: Option<End>,
     /// It says that the answer failed.
-    pub fault: Option<Fault>,
+    pub fault: Option<AtFault>,
     /// It says so only by why the output ended: `finish_reason: "abort"`.
     pub aborts: bool,
     /// It says so in the words of its API, on which that API's clients raise an error.
@@ -37,7 +37,7 @@ pub enum End {
 
 /// Whose fault an error is, as far as it says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub enum AtFault {
     /// The worker's: it is overloaded, its engine has died, was shut down, or was put to sleep. Another
     /// worker may do better.
     Worker,
@@ -124,18 +124,18 @@ impl<'a> Chunk<'a> {
         }
     }
 
-    fn fault(&self, kind: &str, named_error: bool) -> Option<Fault> {
+    fn fault(&self, kind: &str, named_error: bool) -> Option<AtFault> {
         if let Some(error) = self.error {
             return Some(fault_of(error, self.code));
         }
         // `response.failed` says in its response what failed.
         let failed = || self.response?.fields()?.find_map(|f| f.ok().filter(|(name, _)| name == "error"));
         match kind {
-            "response.failed" => Some(failed().map_or(Fault::Worker, |(_, error)| fault_of(error, None))),
-            "response.cancelled" => Some(Fault::Worker),
+            "response.failed" => Some(failed().map_or(AtFault::Worker, |(_, error)| fault_of(error, None))),
+            "response.cancelled" => Some(AtFault::Worker),
             "error" | "abort" => Some(fault_of(Value::found("{}"), self.code)),
             _ if named_error || self.is_error_object => Some(fault_of(Value::found("{}"), self.code)),
-            _ if self.detail && self.choices.is_none() && self.kind.is_none() => Some(Fault::Worker),
+            _ if self.detail && self.choices.is_none() && self.kind.is_none() => Some(AtFault::Worker),
             _ => None,
         }
     }
@@ -149,7 +149,7 @@ impl<'a> Chunk<'a> {
                 "delta" => said.generated |= has_content(value, &["role"]),
                 "text" | "token_ids" => said.generated |= is_given(value),
                 "finish_reason" if value.raw() != "null" => match value.text().as_deref() {
-                    Some("abort" | "error") => (said.fault, said.aborts) = (Some(Fault::Worker), true),
+                    Some("abort" | "error") => (said.fault, said.aborts) = (Some(AtFault::Worker), true),
                     _ => said.end = Some(End::Finished),
                 },
                 _ => {}
@@ -227,10 +227,10 @@ const OF_REQUESTS: [&str; 10] = [
 
 /// Whose fault an error is: by its status, where it has one, else by its words; the worker's where it does
 /// not say.
-fn fault_of(error: Value<'_>, status_beside: Option<Value<'_>>) -> Fault {
+fn fault_of(error: Value<'_>, status_beside: Option<Value<'_>>) -> AtFault {
     let fields = error.fields().into_iter().flatten().map_while(Result::ok);
     let beside = status_beside.map(|status| ("status".into(), status));
-    let mut words = Fault::Worker;
+    let mut words = AtFault::Worker;
     for (name, value) in fields.chain(beside) {
         if !matches!(&*name, "code" | "status" | "status_code" | "type") {
             continue;
@@ -239,9 +239,9 @@ fn fault_of(error: Value<'_>, status_beside: Option<Value<'_>>) -> Fault {
         let text = text.as_deref().unwrap_or_else(|| value.raw());
         match text.parse::<u16>() {
             // Too many requests, or too slow a one, is not the request's own doing.
-            Ok(408 | 429 | 500..) => return Fault::Worker,
-            Ok(400..500) => return Fault::Request,
-            _ if OF_REQUESTS.contains(&text.to_ascii_lowercase().as_str()) => words = Fault::Request,
+            Ok(408 | 429 | 500..) => return AtFault::Worker,
+            Ok(400..500) => return AtFault::Request,
+            _ if OF_REQUESTS.contains(&text.to_ascii_lowercase().as_str()) => words = AtFault::Request,
             _ => {}
         }
     }

@@ -48,7 +48,7 @@ pub struct Gate {
 
 /// One request's way through a gate. Dropped without a verdict it says nothing of the worker.
 #[derive(Debug)]
-pub struct Trip {
+pub struct BreakerPermit {
     gate: Arc<Gate>,
     trial: bool,
     judged: bool,
@@ -102,10 +102,10 @@ impl Gate {
     }
 
     /// A request goes through.
-    pub fn begin(self: &Arc<Self>) -> Trip {
+    pub fn begin(self: &Arc<Self>) -> BreakerPermit {
         let open = self.open.load(Ordering::Acquire);
         let trial = open && self.breaker.lock().begin(self.fleet.clock.now());
-        Trip { gate: Arc::clone(self), trial, judged: false }
+        BreakerPermit { gate: Arc::clone(self), trial, judged: false }
     }
 
     fn end(&self, verdict: Verdict, trial: bool, now: Duration) {
@@ -132,7 +132,7 @@ impl Gate {
     }
 }
 
-impl Trip {
+impl BreakerPermit {
     /// What is left of the way, for who may say later how it ended; nothing is left here.
     #[must_use]
     pub fn pass_on(&mut self) -> Self {
@@ -155,7 +155,7 @@ impl Drop for Gate {
     }
 }
 
-impl Drop for Trip {
+impl Drop for BreakerPermit {
     fn drop(&mut self) {
         if self.trial && !self.judged {
             self.gate.breaker.lock().abandon(true, self.gate.fleet.clock.now());
@@ -199,7 +199,7 @@ mod tests {
     /// Requests on their way to each of ten workers, by when they end.
     struct Traffic {
         gates: Vec<Arc<Gate>>,
-        trips: Vec<(Duration, usize, Trip)>,
+        trips: Vec<(Duration, usize, BreakerPermit)>,
         random: fastrand::Rng,
     }
 

@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// Where the configuration comes from: the file, with environment and flags over it.
-pub type Reader = Box<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;
+pub type ConfigReader = Box<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;
 
 /// The parts of a gateway that a reload reaches.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ pub struct Parts {
 
 /// Reads the configuration again and takes it over.
 pub struct Reloader {
-    reader: Reader,
+    reader: ConfigReader,
     parts: Parts,
     /// What was in force at the last reload, or the start.
     current: tokio::sync::Mutex<Config>,
@@ -98,7 +98,12 @@ pub fn look_for_workers(
 
 impl Reloader {
     /// For a gateway that runs by `current`.
-    pub fn new(reader: Reader, current: Config, embedded: Vec<WorkerConfig>, parts: Parts) -> Arc<Self> {
+    pub fn new(
+        reader: ConfigReader,
+        current: Config,
+        embedded: Vec<WorkerConfig>,
+        parts: Parts,
+    ) -> Arc<Self> {
         Arc::new(Self { reader, parts, current: tokio::sync::Mutex::new(current), embedded })
     }
 

@@ -22,7 +22,9 @@ use crate::{
     net::{Connector, tls::ServerTls},
     ops::reload::{Parts, look_for_workers},
     prompt::{drift::DriftDoctor, ignored::Ignored, request::KeyerConfig, token_keyer::TokenKeyer},
-    proxy::{dispatch::Dispatch, own_fault::ClientFaults, poison::Poisons, reading::Reader, resume::Resumer},
+    proxy::{
+        dispatch::Dispatch, own_fault::ClientFaults, poison::Poisons, reading::BodyReader, resume::Resumer,
+    },
     routing::{Router, decision_log::DecisionLog, snapshot::Memory},
     scale::autoscale::Autoscale,
     stored_state::StoredState,
@@ -116,7 +118,7 @@ fn dispatch(
     let retry_budget = Arc::new(Mutex::new(RetryBudget::new(router.now())));
     let own_faults = Arc::new(ClientFaults::new(keyer.key));
     let poisons = Arc::new(Poisons::new(keyer.key));
-    let reader = Reader {
+    let reader = BodyReader {
         keyer,
         ignored: Arc::new(Ignored::new(&config.ignored).map_err(io::Error::other)?),
         memory: body_memory.clone(),

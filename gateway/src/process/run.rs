@@ -27,12 +27,12 @@ use crate::{
     net,
     ops::{
         admin::{self, Admin},
-        reload::{Reader, Reloader},
+        reload::{ConfigReader, Reloader},
     },
     process::{
         assemble::{Assembly, assemble},
         handover::{self, Legacy, Predecessor},
-        signals::{Signals, Told},
+        signals::{Order, Signals},
         sockets::{Handles, Sockets},
         systemd,
     },
@@ -81,7 +81,7 @@ pub struct Gateway {
 pub fn start(
     config: &Config,
     sockets: Sockets,
-    reader: Reader,
+    reader: ConfigReader,
     embedded: Vec<WorkerConfig>,
     cores: Option<Arc<Cores>>,
 ) -> io::Result<Gateway> {
@@ -305,7 +305,7 @@ impl Gateway {
 /// `cores` are where clients are served, if not on this runtime.
 pub async fn run(
     mut config: Config,
-    reader: Reader,
+    reader: ConfigReader,
     mut signals: Signals,
     cores: Option<Arc<Cores>>,
 ) -> io::Result<()> {
@@ -374,18 +374,18 @@ async fn until_the_end(
     loop {
         let told = tokio::select! {
             told = signals.next() => told,
-            () = gateway.leaving.asked() => Told::End,
+            () = gateway.leaving.asked() => Order::End,
             () = handover::taken_over(taken) => {
                 tracing::info!("a successor has taken over");
                 return true;
             }
         };
         match told {
-            Told::End => return false,
+            Order::End => return false,
             // What became of it is logged.
-            Told::Reload => drop(gateway.reloader.reload().await),
-            Told::Succeed if taken.is_some() => handover::start_successor(),
-            Told::Succeed => tracing::error!("SIGUSR2 needs handover_socket in the configuration"),
+            Order::Reload => drop(gateway.reloader.reload().await),
+            Order::Succeed if taken.is_some() => handover::start_successor(),
+            Order::Succeed => tracing::error!("SIGUSR2 needs handover_socket in the configuration"),
         }
     }
 }

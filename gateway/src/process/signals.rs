@@ -16,9 +16,9 @@ pub struct Signals {
     successor: Signal,
 }
 
-/// What it was told.
+/// What a signal asks the gateway to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told {
+pub enum Order {
     /// Drain and end.
     End,
     /// Read the configuration again.
@@ -47,11 +47,11 @@ impl Signals {
     }
 
     /// Waits for the next.
-    pub async fn next(&mut self) -> Told {
+    pub async fn next(&mut self) -> Order {
         tokio::select! {
-            _ = &mut self.end => Told::End,
-            _ = self.hangup.recv() => Told::Reload,
-            _ = self.successor.recv() => Told::Succeed,
+            _ = &mut self.end => Order::End,
+            _ = self.hangup.recv() => Order::Reload,
+            _ = self.successor.recv() => Order::Succeed,
         }
     }
 }

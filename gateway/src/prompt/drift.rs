@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use http::HeaderMap;
-use keyway_core::sessions::{Drift, Sessions, Turn};
+use keyway_core::sessions::{Drift, SessionTurn, Sessions};
 use keyway_wire::block_hash::{Chain, HashKey};
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -19,7 +19,7 @@ use crate::{
     metrics::{DriftMetrics, Metrics},
     prompt::{
         ignored::Ignored,
-        request::{Place, RequestInfo, locate},
+        request::{PromptField, RequestInfo, locate},
         session,
     },
 };
@@ -108,9 +108,9 @@ impl DriftDoctor {
     }
 }
 
-fn turn(info: &RequestInfo) -> Turn<'_> {
+fn turn(info: &RequestInfo) -> SessionTurn<'_> {
     let settled = info.talk.settled_bytes as usize / info.chain.block_bytes.max(1);
-    Turn { chain: &info.chain.blocks, settled }
+    SessionTurn { chain: &info.chain.blocks, settled }
 }
 
 fn diagnosis(body: &[u8], ignored: &Ignored, info: &RequestInfo, drift: Drift) -> Diagnosis {
@@ -118,8 +118,9 @@ fn diagnosis(body: &[u8], ignored: &Ignored, info: &RequestInfo, drift: Drift) -
     // Of the fields that the first changed block is cut from, the one that most of it is.
     let middle = block_bytes as u64 / 2;
     let at = (drift.common * block_bytes) as u64 + middle;
-    let name =
-        |place: Place<'_>, role: Option<&str>| (name_of(place), ignore_name(place), kind_of(place, role));
+    let name = |place: PromptField<'_>, role: Option<&str>| {
+        (name_of(place), ignore_name(place), kind_of(place, role))
+    };
     let found = locate(body, ignored, at, name);
     let ((field, ignore_field, kind), offset) = found.unwrap_or_else(|| (("?".to_owned(), None, "other"), 0));
     let offset = offset.saturating_sub(middle);
@@ -133,13 +134,13 @@ fn diagnosis(body: &[u8], ignored: &Ignored, info: &RequestInfo, drift: Drift) -
     }
 }
 
-fn name_of(place: Place<'_>) -> String {
+fn name_of(place: PromptField<'_>) -> String {
     match place {
-        Place::Model => "model".to_owned(),
-        Place::System => "system".to_owned(),
-        Place::Tools => "tools".to_owned(),
-        Place::Prompt => "prompt".to_owned(),
-        Place::Message { index, field } => {
+        PromptField::Model => "model".to_owned(),
+        PromptField::System => "system".to_owned(),
+        PromptField::Tools => "tools".to_owned(),
+        PromptField::Prompt => "prompt".to_owned(),
+        PromptField::Message { index, field } => {
             let known = KNOWN_FIELDS.iter().find(|known| **known == field);
             known.map_or_else(|| format!("messages[{index}]"), |field| format!("messages[{index}].{field}"))
         }
@@ -147,28 +148,28 @@ fn name_of(place: Place<'_>) -> String {
 }
 
 /// The field as `routing.ignore` has it.
-fn ignore_name(place: Place<'_>) -> Option<String> {
+fn ignore_name(place: PromptField<'_>) -> Option<String> {
     match place {
-        Place::Model => None,
-        Place::System | Place::Tools | Place::Prompt => Some(name_of(place)),
-        Place::Message { field, .. } => {
+        PromptField::Model => None,
+        PromptField::System | PromptField::Tools | PromptField::Prompt => Some(name_of(place)),
+        PromptField::Message { field, .. } => {
             KNOWN_FIELDS.iter().find(|known| **known == field).map(|field| format!("messages.{field}"))
         }
     }
 }
 
 /// A closed set.
-fn kind_of(place: Place<'_>, role: Option<&str>) -> &'static str {
+fn kind_of(place: PromptField<'_>, role: Option<&str>) -> &'static str {
     match (place, role) {
-        (Place::Model, _) => "model",
-        (Place::System, _) => "system",
-        (Place::Tools, _) => "tools",
-        (Place::Prompt, _) => "prompt",
-        (Place::Message { .. }, Some("system" | "developer")) => "system_message",
-        (Place::Message { .. }, Some("user")) => "user_message",
-        (Place::Message { .. }, Some("assistant")) => "assistant_message",
-        (Place::Message { .. }, Some("tool")) => "tool_message",
-        (Place::Message { .. }, _) => "message",
+        (PromptField::Model, _) => "model",
+        (PromptField::System, _) => "system",
+        (PromptField::Tools, _) => "tools",
+        (PromptField::Prompt, _) => "prompt",
+        (PromptField::Message { .. }, Some("system" | "developer")) => "system_message",
+        (PromptField::Message { .. }, Some("user")) => "user_message",
+        (PromptField::Message { .. }, Some("assistant")) => "assistant_message",
+        (PromptField::Message { .. }, Some("tool")) => "tool_message",
+        (PromptField::Message { .. }, _) => "message",
     }
 }
 

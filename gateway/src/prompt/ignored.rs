@@ -13,7 +13,7 @@ use regex::{Regex, RegexBuilder};
 use crate::{
     config::{ConfigError, IgnoreTable},
     limits::{IGNORE_PATTERN_BYTES, IGNORE_PATTERNS_MAX},
-    prompt::request::Place,
+    prompt::request::PromptField,
 };
 
 /// What is left out.
@@ -48,7 +48,7 @@ impl Ignored {
     }
 
     /// A field's text without what is left out.
-    pub fn strip<'a>(&self, place: Place<'_>, text: Cow<'a, str>) -> Cow<'a, str> {
+    pub fn strip<'a>(&self, place: PromptField<'_>, text: Cow<'a, str>) -> Cow<'a, str> {
         let mut text = text;
         for (_, pattern) in self.rules.iter().filter(|(field, _)| names(field, place)) {
             if let Cow::Owned(rest) = pattern.replace_all(&text, "") {
@@ -72,13 +72,13 @@ impl PartialEq for Ignored {
     }
 }
 
-fn names(field: &str, place: Place<'_>) -> bool {
+fn names(field: &str, place: PromptField<'_>) -> bool {
     match place {
-        Place::Model => false,
-        Place::System => field == "system",
-        Place::Tools => field == "tools",
-        Place::Prompt => field == "prompt",
-        Place::Message { field: name, .. } => field.strip_prefix("messages.") == Some(name),
+        PromptField::Model => false,
+        PromptField::System => field == "system",
+        PromptField::Tools => field == "tools",
+        PromptField::Prompt => field == "prompt",
+        PromptField::Message { field: name, .. } => field.strip_prefix("messages.") == Some(name),
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{
 
 /// What an item is; each kind has tokens in a measure of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum MediaKind {
     /// A picture.
     Image,
     /// A sound.
@@ -34,7 +34,7 @@ pub struct Found<'a> {
     /// Its value, as it is written: what tells it from others.
     pub raw: &'a str,
     /// What it is.
-    pub kind: Kind,
+    pub kind: MediaKind,
 }
 
 /// An item in a prompt's chain, or several that follow each other where a prompt has very many.
@@ -45,7 +45,7 @@ pub struct Item {
     /// Canonical bytes that it takes.
     pub bytes: u64,
     /// What it is; of several, the first.
-    pub kind: Kind,
+    pub kind: MediaKind,
     /// How many it is.
     pub count: u64,
     /// Tokens that it has by what is known of it without a model.
@@ -56,9 +56,9 @@ pub struct Item {
 
 /// The items of one prompt, in their order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Items(Vec<Item>);
+pub struct MediaItems(Vec<Item>);
 
-impl Items {
+impl MediaItems {
     /// Adds one behind the others.
     pub fn add(&mut self, item: Item) {
         if self.0.len() < MEDIA_ITEMS_MAX {
@@ -133,14 +133,14 @@ fn look_within<'a>(object: Value<'a>, depth: u32, found: &mut Vec<Found<'a>>) {
 }
 
 /// What a field's value is, if it is an item.
-fn kind(name: &str, value: Value<'_>) -> Option<Kind> {
+fn kind(name: &str, value: Value<'_>) -> Option<MediaKind> {
     let by_name = match name {
-        "image_url" | "image" | "input_image" | "image_embeds" => Kind::Image,
-        "audio_url" | "audio" | "input_audio" | "audio_embeds" => Kind::Audio,
-        "video_url" | "video" | "input_video" => Kind::Video,
-        "file_data" | "file_url" => Kind::File,
+        "image_url" | "image" | "input_image" | "image_embeds" => MediaKind::Image,
+        "audio_url" | "audio" | "input_audio" | "audio_embeds" => MediaKind::Audio,
+        "video_url" | "video" | "input_video" => MediaKind::Video,
+        "file_data" | "file_url" => MediaKind::File,
         // It may be text.
-        "source" if is_elsewhere_or_encoded(value) => Kind::Image,
+        "source" if is_elsewhere_or_encoded(value) => MediaKind::Image,
         _ => return None,
     };
     is_reference(value.raw()).then(|| kind_written(value.raw()).unwrap_or(by_name))
@@ -159,15 +159,15 @@ fn is_reference(raw: &str) -> bool {
 }
 
 /// The kind by a media type in its first bytes.
-fn kind_written(raw: &str) -> Option<Kind> {
+fn kind_written(raw: &str) -> Option<MediaKind> {
     const HEAD_BYTES: usize = 128;
     let head = &raw.as_bytes()[..raw.len().min(HEAD_BYTES)];
     let types = [
-        ("image/", Kind::Image),
-        ("audio/", Kind::Audio),
-        ("video/", Kind::Video),
-        ("application/", Kind::File),
-        ("text/", Kind::File),
+        ("image/", MediaKind::Image),
+        ("audio/", MediaKind::Audio),
+        ("video/", MediaKind::Video),
+        ("application/", MediaKind::File),
+        ("text/", MediaKind::File),
     ];
     let has = |name: &str| memchr::memmem::find(head, name.as_bytes()).is_some();
     let encoded = has("data:") || has("media_type");

@@ -24,7 +24,7 @@ use self::{
     untold::Signs,
 };
 pub use self::{
-    canonical::{Place, locate},
+    canonical::{PromptField, locate},
     untold::Untold,
 };
 use crate::{
@@ -33,7 +33,7 @@ use crate::{
     prompt::{
         content::{Form, Unread},
         ignored::Ignored,
-        media::Items,
+        media::MediaItems,
         session::Session,
         stored_ids::{Named, Reference},
         token_keyer::TokenPrompt,
@@ -81,7 +81,7 @@ pub struct RequestInfo {
     /// The prompt's hashed prefix, by its text; empty where there is no prompt.
     pub chain: PrefixChain,
     /// What in the chain is no text.
-    pub media: Items,
+    pub media: MediaItems,
     /// What tells its conversation from others.
     pub talk: Talk,
     /// The prompt's tokens, where it comes as ids or the model's tokenizer is known.
@@ -105,7 +105,7 @@ impl RequestInfo {
     pub fn follow_no_prefix(&mut self, work: Work) {
         self.chain.blocks = Arc::default();
         if !work.may_compute_prompt() {
-            (self.chain.total_bytes, self.media) = (0, Items::default());
+            (self.chain.total_bytes, self.media) = (0, MediaItems::default());
         }
         (self.work, self.tokens, self.session) = (work, None, None);
     }
@@ -128,7 +128,8 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
     let salt = fields.salt.and_then(Value::text).map(Cow::into_owned).unwrap_or_default();
     let keyer = TextKeyer::new(config.key, salt.as_bytes(), config.block_bytes).with_capacity(body.len());
     let namer = Chain::new(config.key, salt.as_bytes());
-    let mut keying = Keying { keyer, media: Items::default(), talk: Talk::default(), namer, by_user: false };
+    let mut keying =
+        Keying { keyer, media: MediaItems::default(), talk: Talk::default(), namer, by_user: false };
     keying.talk.cache_key = fields.cache_key.and_then(Value::text).map_or(0, |key| keying.named(&key));
     keying.talk.user = fields.user().map_or(0, |user| keying.named(&user));
     let untold = fields.signs.untold(fields.ids.or(fields.prompt));

@@ -37,26 +37,26 @@ const TWO_WORDS: [(&str, &str); 4] =
 const ACTIONS: [&str; 6] = ["batch", "compact", "input_tokens", "render", "runs", "search"];
 
 /// Fields of requests whose ids are of a kind.
-const FIELDS: [(&str, Kind); 14] = [
-    ("previous_response_id", Kind::Response),
-    ("response_id", Kind::Response),
-    ("conversation", Kind::Conversation),
-    ("conversation_id", Kind::Conversation),
-    ("file_id", Kind::File),
-    ("input_file_id", Kind::File),
-    ("training_file", Kind::File),
-    ("validation_file", Kind::File),
-    ("batch_id", Kind::Batch),
-    ("assistant_id", Kind::Assistant),
-    ("thread_id", Kind::Thread),
-    ("vector_store_id", Kind::VectorStore),
-    ("file", Kind::Other),
-    ("video_id", Kind::Other),
+const FIELDS: [(&str, StoredKind); 14] = [
+    ("previous_response_id", StoredKind::Response),
+    ("response_id", StoredKind::Response),
+    ("conversation", StoredKind::Conversation),
+    ("conversation_id", StoredKind::Conversation),
+    ("file_id", StoredKind::File),
+    ("input_file_id", StoredKind::File),
+    ("training_file", StoredKind::File),
+    ("validation_file", StoredKind::File),
+    ("batch_id", StoredKind::Batch),
+    ("assistant_id", StoredKind::Assistant),
+    ("thread_id", StoredKind::Thread),
+    ("vector_store_id", StoredKind::VectorStore),
+    ("file", StoredKind::Other),
+    ("video_id", StoredKind::Other),
 ];
 
 /// What an id is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum StoredKind {
     /// `/v1/responses`
     Response,
     /// `/v1/conversations`
@@ -79,7 +79,7 @@ pub enum Kind {
 /// others.
 #[derive(Debug, Clone, Default)]
 pub struct Named<'a> {
-    of_a_kind: SmallVec<[(&'static str, Kind, Value<'a>); 1]>,
+    of_a_kind: SmallVec<[(&'static str, StoredKind, Value<'a>); 1]>,
     others: SmallVec<[Value<'a>; 1]>,
 }
 
@@ -99,14 +99,14 @@ impl<'a> Named<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reference {
     /// What it is of.
-    pub kind: Kind,
+    pub kind: StoredKind,
     /// The id.
     pub id: String,
 }
 
 /// Where a path points to: a collection, and what of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place<'a> {
+pub struct StoredPath<'a> {
     /// The collection's own path.
     pub collection: &'a str,
     /// The id.
@@ -117,7 +117,7 @@ pub struct Place<'a> {
     action: bool,
 }
 
-impl Kind {
+impl StoredKind {
     /// The path of what has such ids.
     pub fn collection(self) -> Option<&'static str> {
         match self {
@@ -141,7 +141,7 @@ impl Reference {
             return Vec::new();
         }
         let of_a_kind = named.of_a_kind.into_iter().map(|(_, kind, value)| (kind, value));
-        let others = named.others.into_iter().map(|value| (Kind::Other, value));
+        let others = named.others.into_iter().map(|value| (StoredKind::Other, value));
         of_a_kind.chain(others).filter_map(|(kind, value)| Some(Self { kind, id: id_in(value)? })).collect()
     }
 }
@@ -159,7 +159,7 @@ fn is_id(id: &str) -> Option<String> {
     (!id.is_empty() && id.len() <= MAX_STORED_ID_BYTES).then(|| id.to_owned())
 }
 
-impl<'a> Place<'a> {
+impl<'a> StoredPath<'a> {
     /// `None` where nothing is stored.
     pub fn of(path: &'a str) -> Option<Self> {
         const ROOT: &str = "/v1/";
@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     fn place(path: &str) -> Option<(&str, Option<&str>)> {
-        Place::of(path).map(|place| (place.collection, place.id))
+        StoredPath::of(path).map(|place| (place.collection, place.id))
     }
 
     #[test]
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn only_what_is_stored_is_looked_for() {
-        let stores = |path, said| Place::of(path).unwrap().stores(said);
+        let stores = |path, said| StoredPath::of(path).unwrap().stores(said);
         assert!(stores("/v1/responses", None) && stores("/v1/responses", Some(true)));
         assert!(!stores("/v1/responses", Some(false)));
         assert!(!stores("/v1/chat/completions", None) && stores("/v1/chat/completions", Some(true)));
@@ -280,14 +280,17 @@ mod tests {
 
     #[test]
     fn whatever_stands_behind_an_id_may_be_one() {
-        let place = Place::of("/v1/vector_stores/vs_1/files//f_2/").unwrap();
+        let place = StoredPath::of("/v1/vector_stores/vs_1/files//f_2/").unwrap();
         assert_eq!(place.ids().collect::<Vec<_>>(), ["vs_1", "files", "f_2"]);
-        assert!(Place::of("/v1/files").unwrap().is_whole() && Place::of("/v1/files/").unwrap().is_whole());
-        assert!(!place.is_whole() && !Place::of("/v1/threads/runs").unwrap().is_whole());
+        assert!(
+            StoredPath::of("/v1/files").unwrap().is_whole()
+                && StoredPath::of("/v1/files/").unwrap().is_whole()
+        );
+        assert!(!place.is_whole() && !StoredPath::of("/v1/threads/runs").unwrap().is_whole());
     }
 
     /// The ids that fields name.
-    fn named(fields: &[(&str, &'static str)]) -> Vec<(Kind, String)> {
+    fn named(fields: &[(&str, &'static str)]) -> Vec<(StoredKind, String)> {
         let mut named = Named::default();
         for (name, value) in fields {
             named.take(name, Value::found(value));
@@ -298,12 +301,12 @@ mod tests {
     #[test]
     fn a_body_s_fields_name_ids_by_their_names() {
         for (field, kind) in [
-            ("previous_response_id", Some(Kind::Response)),
-            ("conversation", Some(Kind::Conversation)),
-            ("input_file_id", Some(Kind::File)),
-            ("file_id", Some(Kind::File)),
-            ("training_file", Some(Kind::File)),
-            ("skill_id", Some(Kind::Other)),
+            ("previous_response_id", Some(StoredKind::Response)),
+            ("conversation", Some(StoredKind::Conversation)),
+            ("input_file_id", Some(StoredKind::File)),
+            ("file_id", Some(StoredKind::File)),
+            ("training_file", Some(StoredKind::File)),
+            ("skill_id", Some(StoredKind::Other)),
             ("model", None),
             ("id", None),
         ] {
@@ -329,7 +332,7 @@ mod tests {
         fields.extend([("previous_response_id", r#""a""#), ("previous_response_id", r#""b""#)]);
         fields.extend(vec![("b_id", r#""y""#); 1_000]);
         let named = named(&fields);
-        assert_eq!(named[0], (Kind::Response, "b".to_owned()));
+        assert_eq!(named[0], (StoredKind::Response, "b".to_owned()));
         assert_eq!(named.len(), 1 + STORED_REFERENCES_MAX);
     }
 

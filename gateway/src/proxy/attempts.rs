@@ -23,10 +23,10 @@ use crate::{
         asked::Asked,
         body::Response,
         dispatch::{Dispatch, once_begun},
-        own_fault::Answered,
+        own_fault::RequestFailure,
         poison::Suspect,
-        relay::{self, Told},
-        resume::Lifeline,
+        relay::{self, RelayedRequest},
+        resume::ResumeState,
         silence,
     },
     routing::{Accusation, Choice, Ticket, refusal::Charge},
@@ -59,7 +59,7 @@ struct Held {
     worker: Arc<Worker>,
     answer: http::Response<Answer>,
     came: Instant,
-    told: Told,
+    told: RelayedRequest,
 }
 
 /// Why an attempt came to nothing, and whether another may be made.
@@ -125,7 +125,7 @@ impl<'a> Attempts<'a> {
                 let (info, record) = (Arc::clone(&asked.info), Arc::clone(&asked.record));
                 let (series, suspect) = (Arc::clone(&asked.series), self.suspect.clone());
                 let charge = self.charge(&answer, &worker, &mut ticket);
-                let told = Told { ticket, info, pick, record, series, usage, suspect };
+                let told = RelayedRequest { ticket, info, pick, record, series, usage, suspect };
                 if let Some(charge) = charge {
                     // In a box: what is mostly not there takes no room in each request's future.
                     return Err(self.refused(Box::new(Held { worker, answer, came, told }), charge));
@@ -188,7 +188,7 @@ impl<'a> Attempts<'a> {
 
     fn is_own_fault(&self, status: StatusCode) -> bool {
         let Dispatch { own_faults, router, .. } = self.dispatch;
-        own_faults.knows(self.asked, Answered::Status(status), router.now())
+        own_faults.knows(self.asked, RequestFailure::Status(status), router.now())
     }
 
     fn unanswered(&mut self, worker: &Arc<Worker>, mut ticket: Box<Ticket>, error: SendError) -> Miss {
@@ -269,7 +269,7 @@ impl<'a> Attempts<'a> {
         if self.opinions.len() > 1 {
             let Dispatch { own_faults, router, .. } = self.dispatch;
             let note = |status: &StatusCode| {
-                own_faults.note(self.asked, Answered::Status(*status), router.now());
+                own_faults.note(self.asked, RequestFailure::Status(*status), router.now());
             };
             self.opinions.iter().for_each(note);
             self.accusations.clear();
@@ -289,8 +289,8 @@ impl<'a> Attempts<'a> {
         &self,
         worker: &Worker,
         (answer, came): (http::Response<Answer>, Instant),
-        told: Told,
-        lifeline: Result<Box<Lifeline>, Obstacle>,
+        told: RelayedRequest,
+        lifeline: Result<Box<ResumeState>, Obstacle>,
     ) -> Response {
         let pick = told.pick;
         let lifeline = (lifeline, Arc::clone(&self.dispatch.resumer));

@@ -52,7 +52,7 @@ use crate::{
         body::{BoxError, Request, Response, full},
         own_fault::ClientFaults,
         poison::{Broken, Poisons},
-        reading::{Reader, Sender},
+        reading::{BodyReader, Sender},
         relay::Terms,
         resume::Resumer,
         silence, whom,
@@ -70,7 +70,7 @@ pub struct Dispatch {
     /// How many requests there may be.
     pub admission: Admission,
     /// Reads bodies.
-    pub reader: Reader,
+    pub reader: BodyReader,
     /// Chooses workers.
     pub router: Arc<Router>,
     /// Follows what requests ask of the fleet, and lets them wait for a first worker.
@@ -204,7 +204,7 @@ impl Dispatch {
             Plain::as_it_came(body)
         };
         let (reading, sender) = (Instant::now(), Sender { client, visit: visit.as_ref() });
-        let (content, mut shared) = if Reader::is_large(&plain) {
+        let (content, mut shared) = if BodyReader::is_large(&plain) {
             Box::pin(self.reader.read(&mut parts, plain, sender)).await?
         } else {
             self.reader.read_here(&mut parts, plain, sender)?

@@ -13,7 +13,7 @@ use crate::{access::tenants::X_API_KEY, proxy::asked::Asked};
 
 /// How a request failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answered {
+pub enum RequestFailure {
     /// By this status.
     Status(StatusCode),
     /// By an error in its stream, before any content, that blames the request.
@@ -34,16 +34,16 @@ impl ClientFaults {
     }
 
     /// Whether requests like this failed so for their client's own fault lately.
-    pub fn knows(&self, asked: &Asked, answered: Answered, now: Duration) -> bool {
+    pub fn knows(&self, asked: &Asked, answered: RequestFailure, now: Duration) -> bool {
         self.faults.lock().knows(self.name(asked, answered), now)
     }
 
     /// This one did.
-    pub fn note(&self, asked: &Asked, answered: Answered, now: Duration) {
+    pub fn note(&self, asked: &Asked, answered: RequestFailure, now: Duration) {
         self.faults.lock().note(self.name(asked, answered), now);
     }
 
-    fn name(&self, asked: &Asked, answered: Answered) -> u64 {
+    fn name(&self, asked: &Asked, answered: RequestFailure) -> u64 {
         let visit = asked.record.visit();
         let key = || {
             let headers = &asked.parts.headers;
@@ -51,7 +51,7 @@ impl ClientFaults {
             key.map_or(&[][..], HeaderValue::as_bytes)
         };
         let whose = visit.as_ref().map_or_else(key, |visit| visit.tenant().name().as_bytes());
-        let answered = if let Answered::Status(status) = answered { status.as_u16() } else { 0 };
+        let answered = if let RequestFailure::Status(status) = answered { status.as_u16() } else { 0 };
         let mut name = Chain::new(self.key, whose);
         name.push(&asked.info.kind.to_le_bytes());
         name.push(&answered.to_le_bytes()).0

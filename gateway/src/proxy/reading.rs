@@ -24,7 +24,7 @@ use crate::{
 
 /// How bodies are read.
 #[derive(Debug, Clone)]
-pub struct Reader {
+pub struct BodyReader {
     /// How prompts are hashed.
     pub keyer: KeyerConfig,
     /// What is left out of a prompt's text.
@@ -44,9 +44,9 @@ pub struct Sender<'a> {
     pub visit: Option<&'a Arc<Visit>>,
 }
 
-impl Reader {
+impl BodyReader {
     /// Whether other clients would wait for a body to be read where it came. What is not large
-    /// [`Reader::read_here`] reads without a future.
+    /// [`BodyReader::read_here`] reads without a future.
     pub fn is_large(plain: &Plain) -> bool {
         plain.bytes.len() > READING_INLINE_BYTES
     }
@@ -87,7 +87,7 @@ impl Reader {
         read.unwrap_or_else(|_| Arc::new(request::read(b"", self.keyer)))
     }
 
-    /// [`Reader::read`], at once.
+    /// [`BodyReader::read`], at once.
     ///
     /// # Errors
     /// The same.
@@ -166,7 +166,7 @@ mod tests {
     async fn a_large_body_is_read_where_no_other_client_waits_for_it() {
         let memory = BodyMemory::new(1 << 30, prometheus::IntGauge::new("g", "g").unwrap());
         let keyer = KeyerConfig { key: HashKey::new(1), block_bytes: NonZeroUsize::new(64).unwrap() };
-        let reader = Reader { keyer, ignored: Arc::default(), memory, max_bytes: 64 << 20 };
+        let reader = BodyReader { keyer, ignored: Arc::default(), memory, max_bytes: 64 << 20 };
         let client = Client::alone();
         // While these are held up, whatever is read there has to wait.
         let held_up = Arc::new(Mutex::new(()));

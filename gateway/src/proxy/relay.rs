@@ -23,7 +23,7 @@ use http::{HeaderValue, StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
 use keyway_core::breaker::Verdict;
 
-pub use self::account::Told;
+pub use self::account::RelayedRequest;
 use self::{
     account::Account,
     meter::{Meter, is_media},
@@ -31,7 +31,7 @@ use self::{
     screen::{Failing, Screen, Seen},
 };
 use crate::{
-    api::{Api, Fault},
+    api::{Api, AtFault},
     clock::{self, Instant, Sleep},
     config::Timeouts,
     error::Error,
@@ -40,7 +40,7 @@ use crate::{
     proxy::{
         body::{BoxError, Response, ResponseBody},
         locations::lead_back,
-        resume::{Again, Begun, Lifeline, Resumer},
+        resume::{Again, Begun, ResumeState, Resumer},
         silence,
     },
     routing::Ticket,
@@ -63,8 +63,8 @@ pub struct Terms {
 /// Turns a worker's answer into the client's. What may be resumed has a lifeline.
 pub fn relay(
     (answer, began): (http::Response<Answer>, Instant),
-    told: Told,
-    (lifeline, resumer): (Result<Box<Lifeline>, Obstacle>, Arc<Resumer>),
+    told: RelayedRequest,
+    (lifeline, resumer): (Result<Box<ResumeState>, Obstacle>, Arc<Resumer>),
     terms: Terms,
 ) -> Response {
     let (mut parts, upstream) = answer.into_parts();
@@ -123,7 +123,7 @@ pub struct Relay {
     /// A stream's; other answers have none.
     events: Option<EventSplitter>,
     screen: Screen,
-    lifeline: Result<Box<Lifeline>, Obstacle>,
+    lifeline: Result<Box<ResumeState>, Obstacle>,
     resumer: Arc<Resumer>,
     state: State,
     /// When the answer at hand began.
@@ -231,7 +231,7 @@ impl Relay {
     /// looked for. Before there is content a request's own fault is what several workers say, whatever words
     /// they use.
     fn goes_on_elsewhere(&mut self, events: &Bytes, failing: Failing) -> bool {
-        let blames_request = failing.fault == Fault::Request;
+        let blames_request = failing.fault == AtFault::Request;
         if blames_request && self.account.has_content() {
             return false;
         }
@@ -402,7 +402,7 @@ impl Relay {
 
 /// The search for another worker, where one can go on.
 fn again(
-    lifeline: &Result<Box<Lifeline>, Obstacle>,
+    lifeline: &Result<Box<ResumeState>, Obstacle>,
     ticket: &mut Ticket,
     in_doubt: bool,
 ) -> Result<Again, Obstacle> {

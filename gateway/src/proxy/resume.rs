@@ -15,8 +15,8 @@ mod ask;
 mod chunk;
 mod memory;
 mod restart;
-mod story;
 mod text;
+mod tokens;
 
 use std::{fmt, future::Future, pin::Pin, sync::Arc};
 
@@ -32,8 +32,8 @@ use self::{
     ask::{Ask, continues_as_text, extended},
     memory::Memory,
     restart::Restart,
-    story::Story,
-    text::TextStory,
+    text::TextHistory,
+    tokens::TokenHistory,
 };
 use crate::{
     api::Api,
@@ -43,7 +43,7 @@ use crate::{
     metrics::{Metrics, Obstacle},
     proxy::{
         asked::Asked,
-        own_fault::{Answered, ClientFaults},
+        own_fault::{ClientFaults, RequestFailure},
         poison::{Poisons, Suspect},
     },
     routing::{Router, Ticket},
@@ -77,7 +77,7 @@ pub struct Sent {
 
 /// What is kept of a stream while it streams.
 #[derive(Debug)]
-pub struct Lifeline {
+pub struct ResumeState {
     resumer: Arc<Resumer>,
     asked: Arc<Asked>,
     tried: Vec<WorkerId>,
@@ -89,14 +89,14 @@ enum Kept {
     /// The request, until the first content.
     Request(Restart),
     /// The request, and what the client has of the answer.
-    Story { plain: Bytes, seed: Option<u64>, numerics: Arc<str>, story: Story },
+    Tokens { plain: Bytes, seed: Option<u64>, numerics: Arc<str>, history: TokenHistory },
     /// The request, and the answer's text.
-    Text(TextStory),
+    Text(TextHistory),
 }
 
 /// What became of some events.
 #[derive(Debug)]
-pub struct Passed {
+pub struct PassedOn {
     /// What goes on to the client.
     pub bytes: Bytes,
     /// Nothing is kept any more, because of this.
@@ -153,7 +153,7 @@ impl Resumer {
         worker: &Worker,
         sent: &Sent,
         head: &HeaderMap,
-    ) -> Result<Box<Lifeline>, Obstacle> {
+    ) -> Result<Box<ResumeState>, Obstacle> {
         if !self.on {
             return Err(Obstacle::Off);
         }
@@ -174,18 +174,18 @@ impl Resumer {
         let api = Api::of(asked.parts.uri.path());
         let kept = match (sent.exact, numerics) {
             (Ok(seed), Some(numerics)) => {
-                let (plain, story) = (sent.plain.clone(), Story::new(room));
-                Kept::Story { plain, seed, numerics: numerics.into(), story }
+                let (plain, history) = (sent.plain.clone(), TokenHistory::new(room));
+                Kept::Tokens { plain, seed, numerics: numerics.into(), history }
             }
             (Ok(_), None) => Kept::Request(Restart::new(api, Obstacle::Engine, room)),
             (Err(Obstacle::Engine), _) => match by_text {
-                Ok(()) => Kept::Text(TextStory::new(sent.plain.clone(), api == Api::Chat, room)),
+                Ok(()) => Kept::Text(TextHistory::new(sent.plain.clone(), api == Api::Chat, room)),
                 Err(obstacle) => Kept::Request(Restart::new(api, obstacle, room)),
             },
             (Err(obstacle), _) => Kept::Request(Restart::new(api, obstacle, room)),
         };
         let tried = vec![worker.id];
-        Ok(Box::new(Lifeline { resumer: Arc::clone(self), asked: Arc::clone(asked), tried, kept }))
+        Ok(Box::new(ResumeState { resumer: Arc::clone(self), asked: Arc::clone(asked), tried, kept }))
     }
 
     /// Counts a stream that does not go on.
@@ -194,33 +194,33 @@ impl Resumer {
     }
 }
 
-impl Lifeline {
+impl ResumeState {
     /// Takes whole events on their way to the client. `binds`: there is more among them than an answer's
     /// opening.
-    pub fn pass(&mut self, events: Bytes, binds: bool) -> Passed {
+    pub fn pass(&mut self, events: Bytes, binds: bool) -> PassedOn {
         match &mut self.kept {
             Kept::Request(restart) => restart.tell(events, binds),
-            Kept::Story { story, .. } => Passed { bytes: story.tell(&events), over: None },
-            Kept::Text(story) => Passed { bytes: story.tell(&events), over: None },
+            Kept::Tokens { history, .. } => PassedOn { bytes: history.tell(&events), over: None },
+            Kept::Text(history) => PassedOn { bytes: history.tell(&events), over: None },
         }
     }
 
     /// Whether the stream must say `[DONE]` to be whole.
     pub fn must_be_done(&self) -> bool {
-        matches!(self.kept, Kept::Story { .. } | Kept::Text(_))
+        matches!(self.kept, Kept::Tokens { .. } | Kept::Text(_))
     }
 
     /// Whether requests like this were blamed in band by several workers lately: it is not tried elsewhere
     /// then.
     pub fn is_own_fault(&self) -> bool {
         let Resumer { own_faults, router, .. } = &*self.resumer;
-        own_faults.knows(&self.asked, Answered::InBand, router.now())
+        own_faults.knows(&self.asked, RequestFailure::InBand, router.now())
     }
 
     /// This one was.
     pub fn note_own_fault(&self) {
         let Resumer { own_faults, router, .. } = &*self.resumer;
-        own_faults.note(&self.asked, Answered::InBand, router.now());
+        own_faults.note(&self.asked, RequestFailure::InBand, router.now());
     }
 
     /// The worker broke before anything of the answer came.
@@ -240,9 +240,9 @@ impl Lifeline {
         }
         let (body, numerics) = match &self.kept {
             Kept::Request(restart) => restart.may_begin().map(|()| (asked.body.clone(), None))?,
-            Kept::Text(story) => (story.rest()?, None),
-            Kept::Story { plain, seed, numerics, story } => {
-                (extended(plain, &story.rest(*seed)?), Some(Arc::clone(numerics)))
+            Kept::Text(history) => (history.rest()?, None),
+            Kept::Tokens { plain, seed, numerics, history } => {
+                (extended(plain, &history.rest(*seed)?), Some(Arc::clone(numerics)))
             }
         };
         let demand = ticket.give_back();
@@ -259,12 +259,12 @@ impl Lifeline {
                 restart.renewed();
                 "restart"
             }
-            Kept::Story { story, .. } if story.has_begun() => {
-                story.goes_on();
+            Kept::Tokens { history, .. } if history.has_begun() => {
+                history.goes_on();
                 "exact"
             }
-            Kept::Text(story) if story.has_begun() => {
-                story.goes_on();
+            Kept::Text(history) if history.has_begun() => {
+                history.goes_on();
                 "text"
             }
             _ => "restart",

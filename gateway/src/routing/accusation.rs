@@ -7,7 +7,7 @@ use keyway_core::{breaker::Verdict, refusals::Mark};
 
 use super::{Router, Ticket};
 use crate::{
-    fleet::{Worker, ejection::Trip},
+    fleet::{Worker, ejection::BreakerPermit},
     routing::refusal::Charge,
 };
 
@@ -21,7 +21,7 @@ pub struct Accusation {
     charge: Charge,
     path: String,
     mark: Mark,
-    trip: Trip,
+    trip: BreakerPermit,
     settled: bool,
 }
 

@@ -16,7 +16,7 @@ use keyway_core::{
     may_wait,
     pick::{Candidate, Pick, Turn},
     quote,
-    waiting_room::{Ahead, Desk, Place, Quote, Share, Sheet, WaitingRoom},
+    waiting_room::{Ahead, CandidateSet, Place, Quote, Share, WaitingRoom, WorkerChooser},
 };
 use parking_lot::MutexGuard;
 use tokio::sync::oneshot;
@@ -72,7 +72,7 @@ struct Roster {
     stale: bool,
     /// The place of each candidate among the workers: who went down in the meantime is no candidate.
     worker_of: Few<usize>,
-    sheet: Sheet,
+    candidate_set: CandidateSet,
 }
 
 /// The room's desk: quotes from the index, begins with a ticket.
@@ -281,9 +281,9 @@ impl Counter<'_> {
         let worker_of = askable.unwrap_or_else(|| (0..candidates.len()).collect());
         let (mut places, mut kept) = (0.., worker_of.iter().peekable());
         candidates.retain(|_| places.next().is_some_and(|place: usize| kept.next_if_eq(&&place).is_some()));
-        let sheet = Sheet::new(candidates, self.horizon_ms);
+        let candidate_set = CandidateSet::new(candidates, self.horizon_ms);
         let (workers, by_tokens) = (Arc::clone(&setting.workers), setting.by_tokens);
-        self.rosters.push(Roster { workers, by_tokens, kind, stale: false, worker_of, sheet });
+        self.rosters.push(Roster { workers, by_tokens, kind, stale: false, worker_of, candidate_set });
         self.rosters.len() - 1
     }
 
@@ -293,8 +293,8 @@ impl Counter<'_> {
             Turn { counter: self.router.turn.fetch_add(1, Ordering::Relaxed), random: fastrand::u64(..) };
         let views = setting.request_views();
         let roster = self.roster(setting);
-        let Roster { worker_of, sheet, .. } = &self.rosters[roster];
-        let mut candidates = sheet.candidates().to_vec();
+        let Roster { worker_of, candidate_set, .. } = &self.rosters[roster];
+        let mut candidates = candidate_set.candidates().to_vec();
         // Of each candidate; of none, where all have the first.
         let view_of: Few<usize> = if setting.view_of.is_empty() {
             Few::new()
@@ -307,7 +307,7 @@ impl Counter<'_> {
     }
 }
 
-impl Desk<Held> for Counter<'_> {
+impl WorkerChooser<Held> for Counter<'_> {
     type Plan = Plan;
 
     fn least_excess_ms(&mut self, held: &Held, ahead: &Ahead) -> f64 {
@@ -315,12 +315,12 @@ impl Desk<Held> for Counter<'_> {
             return f64::NEG_INFINITY;
         }
         let roster = self.roster(&held.setting);
-        self.rosters[roster].sheet.least_excess_ms(ahead)
+        self.rosters[roster].candidate_set.least_excess_ms(ahead)
     }
 
     fn is_open(&mut self, held: &Held, worker: WorkerId, ahead: &Ahead) -> bool {
         let roster = self.roster(&held.setting);
-        self.rosters[roster].sheet.is_open(worker, ahead)
+        self.rosters[roster].candidate_set.is_open(worker, ahead)
     }
 
     fn quote(&mut self, held: &Held, ahead: &Ahead) -> Option<(Quote, Plan)> {
@@ -334,7 +334,7 @@ impl Desk<Held> for Counter<'_> {
         // Without a plan nobody is ready; dropping its end of the channel, or deciding nothing, says so.
         let Some(Plan { roster, candidates, pick }) = plan else { return };
         let (router, setting) = (self.router, &held.setting);
-        let Roster { worker_of, sheet, stale, .. } = &mut self.rosters[roster];
+        let Roster { worker_of, candidate_set, stale, .. } = &mut self.rosters[roster];
         let chosen = worker_of[pick.index];
         let worker = Arc::clone(&setting.workers[chosen]);
         *stale = worker.standing.refuses_something();
@@ -357,7 +357,7 @@ impl Desk<Held> for Counter<'_> {
         tracing::trace!(worker = %worker.name, reason = pick.reason.as_str(), "a request begins");
         let before = &candidates[pick.index];
         let load = worker.load.snapshot(self.now, before.tokens_per_ms).among(before.load.own_share);
-        sheet.update(pick.index, load);
+        candidate_set.update(pick.index, load);
         if let Some(log) = &router.decision_log {
             let workers = worker_of.iter().map(|&i| &setting.workers[i]);
             log.choice(held.model.as_deref(), setting, view, workers.zip(&candidates), &pick, &worker.name);

@@ -7,7 +7,7 @@ use keyway_core::{breaker::Verdict, index::Placement, pace::Waiting};
 use super::{Accusation, Router};
 use crate::{
     demand::Demand,
-    fleet::{Worker, ejection::Trip},
+    fleet::{Worker, ejection::BreakerPermit},
     limits::{EXPECTED_LINGER, EXPECTED_LINGER_MAX},
     metrics::WorkerSeries,
     routing::refusal::Charge,
@@ -28,7 +28,7 @@ pub struct Ticket {
     /// Uncached tokens that were at the worker when it was sent, its own among them.
     tokens_before_first: u64,
     waiting: Option<Waiting>,
-    pub(super) trip: Trip,
+    pub(super) trip: BreakerPermit,
     /// What kind of request it is, as refusals are told apart.
     pub(super) kind: u64,
     /// What the request asks of its model's fleet, as long as it is here.

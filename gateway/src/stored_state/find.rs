@@ -18,7 +18,7 @@ use http::{
 use keyway_core::index::WorkerId;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
-use super::{OF_TENANTS, Owner, Place, StoredState, is};
+use super::{OF_TENANTS, Owner, StoredPath, StoredState, is};
 use crate::{
     clock,
     error::Error,
@@ -79,7 +79,7 @@ impl StoredState {
         record: &Record,
     ) -> Result<Option<WorkerId>, Error> {
         let path = as_engines_read(parts.uri.path());
-        let Some(place) = Place::of(&path) else { return Ok(None) };
+        let Some(place) = StoredPath::of(&path) else { return Ok(None) };
         let named = named(&parts.method, place, info);
         if named.is_empty() {
             return Ok(None);
@@ -195,7 +195,7 @@ pub(super) fn question<'a>(worker: &Worker, parts: &'a Parts, path: &PathAndQuer
 }
 
 /// The ids that a request names: in its path, then in its body.
-fn named<'a>(method: &Method, place: Place<'a>, info: &'a RequestInfo) -> Vec<Sought<'a>> {
+fn named<'a>(method: &Method, place: StoredPath<'a>, info: &'a RequestInfo) -> Vec<Sought<'a>> {
     // What is posted to two words that nobody knows may well be for a path of its own.
     let known = OF_TENANTS.contains(&place.collection) || *method != Method::POST || !place.rest.is_empty();
     let in_path = place.ids().enumerate().map(|(at, id)| {

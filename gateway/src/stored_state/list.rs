@@ -11,7 +11,7 @@ use http_body_util::{BodyExt, Limited};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::{OF_TENANTS, Place, StoredState, find::question};
+use super::{OF_TENANTS, StoredPath, StoredState, find::question};
 use crate::{
     clock,
     error::Error,
@@ -62,7 +62,7 @@ impl StoredState {
         record: &Record,
     ) -> Option<Result<Response<Bytes>, Error>> {
         let path = crate::path::as_engines_read(parts.uri.path());
-        let place = Place::of(&path)?;
+        let place = StoredPath::of(&path)?;
         let lists = parts.method == Method::GET && place.is_whole() && OF_TENANTS.contains(&place.collection);
         let tenant = self.tenant_of(record);
         let all = fleet.all();

@@ -20,7 +20,7 @@ pub struct Owner {
 
 /// One that is remembered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry {
+pub struct IdEntry {
     /// The id, hashed.
     pub id: u64,
     /// Who stores it.
@@ -105,12 +105,12 @@ impl Ids {
     }
 
     /// All of them, from the oldest on.
-    pub fn iter(&self) -> impl Iterator<Item = Entry> {
+    pub fn iter(&self) -> impl Iterator<Item = IdEntry> {
         self.order.iter().filter_map(|came| self.entry(came))
     }
 
     /// Those of its own that came behind so many, some of them at most, and how many that makes.
-    pub fn told_after(&self, seen: u64, told_max: usize) -> (Vec<Entry>, u64) {
+    pub fn told_after(&self, seen: u64, told_max: usize) -> (Vec<IdEntry>, u64) {
         let skip = usize::try_from(seen.saturating_sub(self.gone)).unwrap_or(usize::MAX);
         let looked = self.order.len().saturating_sub(skip).min(told_max);
         let some = self.order.iter().skip(skip).take(looked).filter(|came| !came.heard);
@@ -118,9 +118,9 @@ impl Ids {
         (some.filter_map(|came| self.entry(came)).collect(), next)
     }
 
-    fn entry(&self, came: &Came) -> Option<Entry> {
+    fn entry(&self, came: &Came) -> Option<IdEntry> {
         let owner = *self.known.get(&came.id)?;
-        Some(Entry { id: came.id, owner, since: came.since })
+        Some(IdEntry { id: came.id, owner, since: came.since })
     }
 
     fn expire(&mut self, now: Duration) {
@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn each_of_its_own_is_told_once_in_pieces_whatever_goes_meanwhile() {
         let mut ids = Ids::new(4, at(9));
-        let told = |(entries, next): (Vec<Entry>, u64)| {
+        let told = |(entries, next): (Vec<IdEntry>, u64)| {
             (entries.iter().map(|entry| entry.id).collect::<Vec<_>>(), next)
         };
         (1..=3).for_each(|id| assert!(ids.insert(at(0), id, owner(1, 0))));

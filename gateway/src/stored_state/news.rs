@@ -7,7 +7,7 @@ use keyway_core::index::WorkerId;
 use keyway_wire::block_hash::Chain;
 use serde::{Deserialize, Serialize};
 
-use super::{Entry, Owner, StoredState};
+use super::{IdEntry, Owner, StoredState};
 use crate::limits::STORED_NEWS_MAX;
 
 /// Ids that came at another gateway.
@@ -23,7 +23,7 @@ impl StoredState {
     /// What is to be told to who has heard of so many, if anything is, and of how many that is then.
     pub fn news(&self, heard: u64) -> (Option<StoredNews>, u64) {
         let (entries, next) = self.ids.lock().told_after(heard, STORED_NEWS_MAX);
-        let plain = |Entry { id, owner, .. }: Entry| (id, owner.tenant, owner.worker.0);
+        let plain = |IdEntry { id, owner, .. }: IdEntry| (id, owner.tenant, owner.worker.0);
         let ids: Vec<_> = entries.into_iter().map(plain).collect();
         ((!ids.is_empty()).then(|| StoredNews { check: self.check(), ids }), next)
     }
@@ -42,7 +42,7 @@ impl StoredState {
     }
 
     /// All that is known, and for how long already.
-    pub fn all(&self) -> Vec<(Entry, Duration)> {
+    pub fn all(&self) -> Vec<(IdEntry, Duration)> {
         let now = self.now();
         self.ids.lock().iter().map(|entry| (entry, now.saturating_sub(entry.since))).collect()
     }

@@ -10,9 +10,9 @@ use crate::{error::Error, shortage::Shortage};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SendError {
     /// No connection: nothing was sent.
-    Connect(Cause),
+    Connect(FailureCause),
     /// The connection broke before the head of an answer, or what came is none.
-    Lost(Cause),
+    Lost(FailureCause),
     /// The worker says that it has not begun the request, and will not (HTTP/2).
     Refused,
     /// A kept connection was closed as the request went out, and it must not be sent twice. Nobody's fault.
@@ -24,7 +24,7 @@ pub enum SendError {
 impl SendError {
     /// The worker says nothing, and seems to be gone.
     pub fn silent() -> Self {
-        Self::Lost(Cause::of("it says nothing, and its port is closed"))
+        Self::Lost(FailureCause::of("it says nothing, and its port is closed"))
     }
 
     /// For metrics and traces: one of a few words.
@@ -71,9 +71,9 @@ impl fmt::Display for SendError {
 
 /// A cause in one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cause(Cow<'static, str>);
+pub struct FailureCause(Cow<'static, str>);
 
-impl Cause {
+impl FailureCause {
     /// A worker's connection could not be opened, or it broke.
     pub(super) fn of_io(error: &io::Error) -> Self {
         Self(chain(error).into())
@@ -103,7 +103,7 @@ impl Cause {
     }
 }
 
-impl fmt::Display for Cause {
+impl fmt::Display for FailureCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }

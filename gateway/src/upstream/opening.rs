@@ -5,7 +5,7 @@
 use std::io;
 
 use super::{
-    failure::{Cause, SendError},
+    failure::{FailureCause, SendError},
     http1::Connection,
     links::Turn,
     origin::{Kept, Link, Origin},
@@ -72,7 +72,7 @@ impl Opening<'_> {
                 Err(error) => error,
             };
             let Some(lacks) = Shortage::behind(&error) else {
-                let cause = Cause::of_io(&error);
+                let cause = FailureCause::of_io(&error);
                 tracing::debug!(%cause, "no connection to the worker");
                 return Err(SendError::Connect(cause));
             };

@@ -21,7 +21,7 @@ use h2::{
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::failure::Cause;
+use super::failure::FailureCause;
 use crate::{
     clock::{self, Instant},
     limits::{
@@ -196,7 +196,7 @@ async fn drive<T>(
 
 /// Without what the worker adds in its own words.
 fn plain(error: h2::Error) -> io::Error {
-    let cause = Cause::of_h2(&error);
+    let cause = FailureCause::of_h2(&error);
     error.into_io().unwrap_or_else(|| io::Error::other(cause.to_string()))
 }
 

@@ -31,12 +31,12 @@ const NO_CONTENT: [&str; 13] = [
 
 /// Counts a stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Passed {
+pub struct StreamCount {
     events: u64,
     bytes: u64,
 }
 
-impl Passed {
+impl StreamCount {
     /// Takes whole events of an answer of this API.
     pub fn see(&mut self, api: Api, events: &[u8]) {
         for event in sse::events(events) {
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     fn passed(api: Api, events: &[serde_json::Value]) -> u64 {
-        let mut passed = Passed::default();
+        let mut passed = StreamCount::default();
         for event in events {
             passed.see(api, format!("data: {event}\n\n").as_bytes());
         }

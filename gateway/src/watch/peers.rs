@@ -24,7 +24,7 @@ use tokio::{
 
 pub use self::{
     hearsay::{GatewayId, Hearsay, Voice},
-    line::{Entry, Line},
+    line::{Line, LoadEntry},
     telling::Telling,
 };
 use crate::{

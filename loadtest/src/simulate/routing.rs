@@ -7,7 +7,7 @@ use keyway_core::{
     RoomRules, WorkerId, consider, may_wait,
     pick::{Candidate, RequestView, Turn},
     quote,
-    waiting_room::{Ahead, Desk, Quote, Sheet},
+    waiting_room::{Ahead, CandidateSet, Quote, WorkerChooser},
 };
 use keyway_wire::block_hash::BlockHash;
 
@@ -43,7 +43,7 @@ pub(super) struct Clerk<'r, 'a> {
     gateway: usize,
     at: Nanos,
     /// The workers at this moment.
-    sheet: Sheet,
+    candidate_set: CandidateSet,
 }
 
 impl Arrival {
@@ -80,8 +80,9 @@ impl Arrival {
 impl<'r, 'a> Clerk<'r, 'a> {
     pub(super) fn new(run: &'r mut Run<'a>, gateway: usize, at: Nanos) -> Self {
         run.gateways[gateway].index.settle();
-        let sheet = Sheet::new(run.gateways[gateway].candidates(at), RoomRules::default().horizon_ms);
-        Self { run, gateway, at, sheet }
+        let candidate_set =
+            CandidateSet::new(run.gateways[gateway].candidates(at), RoomRules::default().horizon_ms);
+        Self { run, gateway, at, candidate_set }
     }
 
     /// Its own prefill where it is least, in milliseconds.
@@ -90,7 +91,7 @@ impl<'r, 'a> Clerk<'r, 'a> {
     }
 }
 
-impl Desk<Arrival> for Clerk<'_, '_> {
+impl WorkerChooser<Arrival> for Clerk<'_, '_> {
     type Plan = Plan;
 
     fn least_excess_ms(&mut self, arrival: &Arrival, ahead: &Ahead) -> f64 {
@@ -98,19 +99,19 @@ impl Desk<Arrival> for Clerk<'_, '_> {
             FleetSetup { policy: Contender::Ours(policy), hold, .. }
                 if may_wait(policy, hold, arrival.prompt_tokens) =>
             {
-                self.sheet.least_excess_ms(ahead)
+                self.candidate_set.least_excess_ms(ahead)
             }
             _ => f64::NEG_INFINITY,
         }
     }
 
     fn is_open(&mut self, _: &Arrival, worker: WorkerId, ahead: &Ahead) -> bool {
-        self.sheet.is_open(worker, ahead)
+        self.candidate_set.is_open(worker, ahead)
     }
 
     fn quote(&mut self, arrival: &Arrival, ahead: &Ahead) -> Option<(Quote, Plan)> {
         let run = &mut *self.run;
-        let mut candidates = self.sheet.candidates().to_vec();
+        let mut candidates = self.candidate_set.candidates().to_vec();
         run.random = splitmix(run.random);
         let gateway = &mut run.gateways[self.gateway];
         let turn = Turn { counter: gateway.counter, random: run.random };
@@ -146,6 +147,6 @@ impl Desk<Arrival> for Clerk<'_, '_> {
         known.used(Duration::from_nanos(self.at), &view, &candidates, uncached_tokens);
         let placement = known.place(WorkerId(index as u32), view.chain);
         self.run.send(self.at, (self.gateway, index), arrival, placement, uncached_tokens);
-        self.sheet.update(index, self.run.gateways[self.gateway].load(index, self.at));
+        self.candidate_set.update(index, self.run.gateways[self.gateway].load(index, self.at));
     }
 }

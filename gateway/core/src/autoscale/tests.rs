@@ -89,7 +89,7 @@ fn one_who_waits_wakes_a_fleet_of_none_and_silence_ends_it() {
         assert_eq!(scaler.step(s(t), &seen()).desired, 1, "at {t}");
     }
     assert_eq!(scaler.step(s(311), &seen()).desired, 0);
-    assert_eq!(scaler.step(s(312), &seen()).reason, Reason::Minimum);
+    assert_eq!(scaler.step(s(312), &seen()).reason, ScaleReason::Minimum);
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn one_fewer_must_hold_with_a_margin() {
     }
     for t in 20..60 {
         let sum = scaler.step(s(t), &at(2_200.0));
-        assert_eq!((sum.desired, sum.reason), (4, Reason::Held), "{t}: {sum:?}");
+        assert_eq!((sum.desired, sum.reason), (4, ScaleReason::Held), "{t}: {sum:?}");
     }
     let last: Vec<u32> = (60..72).map(|t| scaler.step(s(t), &at(2_180.0)).desired).collect();
     assert_eq!((last[9], last[11]), (4, 3));
@@ -211,7 +211,7 @@ fn the_maximum_and_the_minimum_hold() {
     let mut scaler = Scaler::new(ScaleRules { min: 2, max: 5, ..rules() });
     assert_eq!(scaler.step(s(0), &seen()).desired, 2);
     let sum = scaler.step(s(1), &Seen { uncached_tokens_per_s: 1e9, ..seen() });
-    assert_eq!((sum.desired, sum.reason), (5, Reason::Maximum));
+    assert_eq!((sum.desired, sum.reason), (5, ScaleReason::Maximum));
 }
 
 /// `desiredReplicas` of Kubernetes' HPA with a target of 1: the ceiling, unless it is within a tenth.

@@ -91,19 +91,20 @@ impl Fleet {
     }
 }
 
-impl Desk<(usize, Prompt)> for Fleet {
+impl WorkerChooser<(usize, Prompt)> for Fleet {
     type Plan = usize;
 
     fn least_excess_ms(&mut self, request: &(usize, Prompt), ahead: &Ahead) -> f64 {
         if self.blind || self.quotes_all {
             return f64::NEG_INFINITY;
         }
-        Sheet::new(self.candidates(&request.1, ahead), RoomRules::default().horizon_ms).least_excess_ms(ahead)
+        CandidateSet::new(self.candidates(&request.1, ahead), RoomRules::default().horizon_ms)
+            .least_excess_ms(ahead)
     }
 
     fn is_open(&mut self, request: &(usize, Prompt), worker: WorkerId, ahead: &Ahead) -> bool {
-        let sheet = Sheet::new(self.candidates(&request.1, ahead), RoomRules::default().horizon_ms);
-        self.quotes_all || sheet.is_open(worker, ahead)
+        let set = CandidateSet::new(self.candidates(&request.1, ahead), RoomRules::default().horizon_ms);
+        self.quotes_all || set.is_open(worker, ahead)
     }
 
     fn quote(&mut self, request: &(usize, Prompt), ahead: &Ahead) -> Option<(Quote, usize)> {
@@ -388,7 +389,7 @@ fn who_is_not_quoted_misses_little() {
 }
 
 #[test]
-fn a_sheet_says_when_the_next_worker_opens() {
+fn a_candidate_set_says_when_the_next_worker_opens() {
     let busy = |backlog_ms| LoadSnapshot {
         pace: PaceSnapshot { backlog_ms, ..PaceSnapshot::default() },
         ..LoadSnapshot::default()
@@ -396,14 +397,14 @@ fn a_sheet_says_when_the_next_worker_opens() {
     let mut fleet =
         Fleet::new(3).candidates(&Prompt { at: 0.0, prefix: 0, shared: 0, own: 1 }, &Ahead::default());
     fleet.iter_mut().zip([900.0, 100.0, 700.0]).for_each(|(one, ms)| one.load = busy(ms));
-    let mut sheet = Sheet::new(fleet, 500.0);
+    let mut set = CandidateSet::new(fleet, 500.0);
     let mut ahead = Ahead::default();
-    assert_eq!(sheet.least_excess_ms(&ahead), -400.0);
+    assert_eq!(set.least_excess_ms(&ahead), -400.0);
     ahead.add(WorkerId(1), 450.0);
-    assert_eq!(sheet.least_excess_ms(&ahead), 50.0);
-    sheet.update(1, busy(1_000.0));
-    assert_eq!(sheet.least_excess_ms(&ahead), 200.0);
-    assert_eq!(Sheet::new(Vec::new(), 500.0).least_excess_ms(&ahead), f64::NEG_INFINITY);
+    assert_eq!(set.least_excess_ms(&ahead), 50.0);
+    set.update(1, busy(1_000.0));
+    assert_eq!(set.least_excess_ms(&ahead), 200.0);
+    assert_eq!(CandidateSet::new(Vec::new(), 500.0).least_excess_ms(&ahead), f64::NEG_INFINITY);
 }
 
 proptest! {

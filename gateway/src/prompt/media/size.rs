@@ -2,7 +2,7 @@
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 
-use super::Kind;
+use super::MediaKind;
 
 /// A picture's tokens, each of so many pixels square: Qwen2-VL's patches of 14 by 14, four in a token (arXiv
 /// 2409.12191, section 2.1). Other models are within some times of that.
@@ -32,20 +32,20 @@ const TOKENS_MIN: u64 = 16;
 const TOKENS_MAX: u64 = 256 << 10;
 
 /// Tokens of an item, whose bytes are this base64 if they were sent along.
-pub(super) fn tokens(kind: Kind, base64: Option<&str>) -> u32 {
+pub(super) fn tokens(kind: MediaKind, base64: Option<&str>) -> u32 {
     let bytes = base64.map(|base64| base64.len() as u64 / 4 * 3);
     let tokens = match kind {
-        Kind::Image => {
+        MediaKind::Image => {
             let (width, height) = base64.and_then(pixels).unwrap_or_default();
             let tokens = (width.saturating_mul(height) / PIXELS_OF_TOKEN).min(IMAGE_TOKENS_MAX);
             if tokens == 0 { IMAGE_TOKENS } else { tokens }
         }
-        Kind::Audio => {
+        MediaKind::Audio => {
             let second = base64.and_then(wav_bytes_of_second).unwrap_or(BYTES_OF_SECOND);
             bytes.map_or(AUDIO_TOKENS, |bytes| bytes * TOKENS_OF_SECOND / second)
         }
-        Kind::Video => bytes.map_or(VIDEO_TOKENS, |bytes| bytes / BYTES_OF_TOKEN),
-        Kind::File => bytes.map_or(FILE_TOKENS, |bytes| bytes / BYTES_OF_TOKEN),
+        MediaKind::Video => bytes.map_or(VIDEO_TOKENS, |bytes| bytes / BYTES_OF_TOKEN),
+        MediaKind::File => bytes.map_or(FILE_TOKENS, |bytes| bytes / BYTES_OF_TOKEN),
     };
     tokens.clamp(TOKENS_MIN, TOKENS_MAX) as u32
 }

@@ -7,16 +7,16 @@ use serde_json::{Value as Json, json};
 use super::*;
 
 /// The items of a message's content, as kinds and values.
-fn found(content: &Json) -> Vec<(Kind, String)> {
+fn found(content: &Json) -> Vec<(MediaKind, String)> {
     found_in("content", content)
 }
 
-fn found_in(name: &str, value: &Json) -> Vec<(Kind, String)> {
+fn found_in(name: &str, value: &Json) -> Vec<(MediaKind, String)> {
     let text = value.to_string();
     find(name, Value::found(&text)).iter().map(|item| (item.kind, item.raw.to_owned())).collect()
 }
 
-fn kinds(content: &Json) -> Vec<Kind> {
+fn kinds(content: &Json) -> Vec<MediaKind> {
     found(content).into_iter().map(|(kind, _)| kind).collect()
 }
 
@@ -41,46 +41,55 @@ fn jpeg(before: usize, width: u16, height: u16) -> String {
 
 fn tokens_of(url: &str) -> u32 {
     let raw = json!({ "url": url }).to_string();
-    Found { raw: &raw, kind: kind_written(&raw).unwrap_or(Kind::Image) }.tokens()
+    Found { raw: &raw, kind: kind_written(&raw).unwrap_or(MediaKind::Image) }.tokens()
 }
 
 #[test]
 fn items_are_found_in_every_api_s_shape() {
     let data = "data:image/png;base64,QUJD";
     for (content, kind) in [
-        (json!([{ "type": "image_url", "image_url": { "url": data, "detail": "low" } }]), Kind::Image),
-        (json!([{ "type": "image_url", "image_url": data }]), Kind::Image),
-        (json!([{ "type": "input_image", "image_url": "https://example.org/a.png" }]), Kind::Image),
-        (json!([{ "type": "image", "image": "file:///tmp/a.png" }]), Kind::Image),
-        (json!([{ "type": "image_embeds", "image_embeds": "Q".repeat(400) }]), Kind::Image),
-        (json!([{ "type": "input_audio", "input_audio": { "data": "QUJD", "format": "wav" } }]), Kind::Audio),
-        (json!([{ "type": "audio_url", "audio_url": { "url": "data:audio/ogg;base64,QUJD" } }]), Kind::Audio),
-        (json!([{ "type": "video_url", "video_url": { "url": "https://example.org/a.mp4" } }]), Kind::Video),
+        (json!([{ "type": "image_url", "image_url": { "url": data, "detail": "low" } }]), MediaKind::Image),
+        (json!([{ "type": "image_url", "image_url": data }]), MediaKind::Image),
+        (json!([{ "type": "input_image", "image_url": "https://example.org/a.png" }]), MediaKind::Image),
+        (json!([{ "type": "image", "image": "file:///tmp/a.png" }]), MediaKind::Image),
+        (json!([{ "type": "image_embeds", "image_embeds": "Q".repeat(400) }]), MediaKind::Image),
+        (
+            json!([{ "type": "input_audio", "input_audio": { "data": "QUJD", "format": "wav" } }]),
+            MediaKind::Audio,
+        ),
+        (
+            json!([{ "type": "audio_url", "audio_url": { "url": "data:audio/ogg;base64,QUJD" } }]),
+            MediaKind::Audio,
+        ),
+        (
+            json!([{ "type": "video_url", "video_url": { "url": "https://example.org/a.mp4" } }]),
+            MediaKind::Video,
+        ),
         (
             json!([{ "type": "file", "file": { "file_data": "data:application/pdf;base64,QUJD", "filename": "a" } }]),
-            Kind::File,
+            MediaKind::File,
         ),
-        (json!([{ "type": "input_file", "file_data": data }]), Kind::Image),
+        (json!([{ "type": "input_file", "file_data": data }]), MediaKind::Image),
         (
             json!([{ "type": "image", "source": { "type": "base64", "media_type": "image/png", "data": "QUJD" } }]),
-            Kind::Image,
+            MediaKind::Image,
         ),
         (
             json!([{ "type": "document", "source": { "type": "base64", "media_type": "application/pdf", "data": "QUJD" } }]),
-            Kind::File,
+            MediaKind::File,
         ),
         (
             json!([{ "type": "image", "source": { "type": "url", "url": "https://example.org/a" } }]),
-            Kind::Image,
+            MediaKind::Image,
         ),
         (
             json!([{ "type": "tool_result", "content": [{ "type": "image", "source": { "type": "base64", "data": "QUJD" } }] }]),
-            Kind::Image,
+            MediaKind::Image,
         ),
         (
             json!([{ "type": "document", "source": { "type": "content", "content": [
                 { "type": "image", "source": { "type": "base64", "media_type": "image/gif", "data": "QUJD" } }] } }]),
-            Kind::Image,
+            MediaKind::Image,
         ),
     ] {
         assert_eq!(kinds(&content), [kind], "{content}");
@@ -91,7 +100,7 @@ fn items_are_found_in_every_api_s_shape() {
     // What tools give back, where it is no content.
     assert_eq!(
         found_in("output", &json!({ "type": "computer_screenshot", "image_url": data })),
-        [(Kind::Image, format!("\"{data}\""))]
+        [(MediaKind::Image, format!("\"{data}\""))]
     );
     assert_eq!(found_in("image", &json!(data)).len(), 1);
 }
@@ -133,7 +142,7 @@ fn a_picture_s_size_is_in_its_first_bytes() {
     // As PHP writes it.
     let raw = json!({ "url": format!("data:image/png;base64,{}", png(0x00ff_ffff, 0x0000_00ff)) });
     let escaped = raw.to_string().replace('/', "\\/");
-    let of = |raw: &str| Found { raw, kind: Kind::Image }.tokens();
+    let of = |raw: &str| Found { raw, kind: MediaKind::Image }.tokens();
     assert_eq!((of(&escaped), of(&escaped) > 1_000), (of(&raw.to_string()), true));
 }
 
@@ -145,7 +154,7 @@ fn a_sound_has_the_tokens_of_its_seconds() {
         bytes.resize((bytes_of_second * seconds) as usize, 0);
         json!({ "data": STANDARD.encode(bytes), "format": "wav" }).to_string()
     };
-    let tokens = |raw: &str| Found { raw, kind: Kind::Audio }.tokens();
+    let tokens = |raw: &str| Found { raw, kind: MediaKind::Audio }.tokens();
     for (raw, want) in [(wav(32_000, 4), 100), (wav(8_000, 60), 1_500), (wav(32_000, 0), 16)] {
         assert!(tokens(&raw).abs_diff(want) <= 1, "{} for {want}", tokens(&raw));
     }
@@ -154,9 +163,16 @@ fn a_sound_has_the_tokens_of_its_seconds() {
 
 #[test]
 fn very_many_items_take_the_room_of_some() {
-    let mut items = Items::default();
+    let mut items = MediaItems::default();
     for i in 0..10_000 {
-        items.add(Item { at: 100 * i, bytes: 64, kind: Kind::Image, count: 1, tokens: 16, raw_bytes: 80 });
+        items.add(Item {
+            at: 100 * i,
+            bytes: 64,
+            kind: MediaKind::Image,
+            count: 1,
+            tokens: 16,
+            raw_bytes: 80,
+        });
     }
     let [.., last] = items.all() else { panic!("there are some") };
     assert_eq!(items.all().len(), MEDIA_ITEMS_MAX);

@@ -11,7 +11,7 @@ use crate::{
     json::{Outline, Value},
     prompt::{
         ignored::Ignored,
-        media::{self, Found, Item, Items},
+        media::{self, Found, Item, MediaItems},
     },
 };
 
@@ -23,7 +23,7 @@ pub(super) const OPENING_PART_BYTES: usize = 2 << 10;
 
 /// Where a piece of canonical text comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place<'a> {
+pub enum PromptField<'a> {
     /// `model`
     Model,
     /// `system` or `instructions`
@@ -58,19 +58,19 @@ pub(super) trait Sink {
     fn message(&mut self);
 
     /// A field of a message begins.
-    fn name(&mut self, place: Place<'_>, name: &str);
+    fn name(&mut self, place: PromptField<'_>, name: &str);
 
     /// Text of a field's.
-    fn text(&mut self, place: Place<'_>, text: &str);
+    fn text(&mut self, place: PromptField<'_>, text: &str);
 
     /// What of a field is no text.
-    fn item(&mut self, place: Place<'_>, item: &Found<'_>);
+    fn item(&mut self, place: PromptField<'_>, item: &Found<'_>);
 
     /// The field ends.
-    fn end(&mut self, place: Place<'_>, tag: u8);
+    fn end(&mut self, place: PromptField<'_>, tag: u8);
 
     /// A field that is one text.
-    fn piece(&mut self, place: Place<'_>, text: &str, tag: u8) {
+    fn piece(&mut self, place: PromptField<'_>, text: &str, tag: u8) {
         self.text(place, text);
         self.end(place, tag);
     }
@@ -79,7 +79,7 @@ pub(super) trait Sink {
 /// Hashes it.
 pub(super) struct Keying {
     pub(super) keyer: TextKeyer,
-    pub(super) media: Items,
+    pub(super) media: MediaItems,
     pub(super) talk: Talk,
     /// Names what tells conversations apart; each tenant's are its own.
     pub(super) namer: Chain,
@@ -118,13 +118,13 @@ impl Sink for Keying {
         self.by_user = false;
     }
 
-    fn name(&mut self, _: Place<'_>, name: &str) {
+    fn name(&mut self, _: PromptField<'_>, name: &str) {
         self.keyer.push_text(name);
         self.keyer.end_field(tag::MESSAGE_NAME);
     }
 
-    fn text(&mut self, place: Place<'_>, text: &str) {
-        if let Place::Message { field, .. } = place {
+    fn text(&mut self, place: PromptField<'_>, text: &str) {
+        if let PromptField::Message { field, .. } = place {
             self.by_user |= field == "role" && text == "user";
             if self.may_open(field) && text.len() >= OPENING_BYTES_MIN {
                 self.talk.opening = Some(self.name_long(text));
@@ -133,9 +133,9 @@ impl Sink for Keying {
         self.keyer.push_text(text);
     }
 
-    fn item(&mut self, place: Place<'_>, item: &Found<'_>) {
+    fn item(&mut self, place: PromptField<'_>, item: &Found<'_>) {
         let (name, tokens, at) = (self.named(item.raw), item.tokens(), self.keyer.total_bytes());
-        if let Place::Message { field, .. } = place
+        if let PromptField::Message { field, .. } = place
             && self.may_open(field)
         {
             self.talk.opening = Some(name);
@@ -145,7 +145,7 @@ impl Sink for Keying {
         self.media.add(Item { at, bytes, kind: item.kind, count: 1, tokens, raw_bytes });
     }
 
-    fn end(&mut self, _: Place<'_>, tag: u8) {
+    fn end(&mut self, _: PromptField<'_>, tag: u8) {
         self.keyer.end_field(tag);
     }
 }
@@ -159,7 +159,7 @@ pub fn locate<T>(
     body: &[u8],
     ignored: &Ignored,
     at: u64,
-    name: impl Fn(Place<'_>, Option<&str>) -> T,
+    name: impl Fn(PromptField<'_>, Option<&str>) -> T,
 ) -> Option<(T, u64)> {
     struct Search<T, F> {
         at: u64,
@@ -170,9 +170,9 @@ pub fn locate<T>(
         role: Option<String>,
         found: Option<(T, u64)>,
     }
-    impl<T, F: Fn(Place<'_>, Option<&str>) -> T> Search<T, F> {
+    impl<T, F: Fn(PromptField<'_>, Option<&str>) -> T> Search<T, F> {
         /// Canonical bytes of a field pass by, of which so many are not counted as its own.
-        fn pass(&mut self, place: Place<'_>, bytes: u64, end: u64) {
+        fn pass(&mut self, place: PromptField<'_>, bytes: u64, end: u64) {
             self.passed += bytes + end;
             if self.found.is_none() && self.at < self.passed {
                 let last = self.passed - end - self.field_at;
@@ -181,28 +181,28 @@ pub fn locate<T>(
             }
         }
     }
-    impl<T, F: Fn(Place<'_>, Option<&str>) -> T> Sink for Search<T, F> {
+    impl<T, F: Fn(PromptField<'_>, Option<&str>) -> T> Sink for Search<T, F> {
         fn message(&mut self) {
             self.role = None;
         }
 
-        fn name(&mut self, place: Place<'_>, name: &str) {
+        fn name(&mut self, place: PromptField<'_>, name: &str) {
             self.pass(place, name.len() as u64, 0);
             self.end(place, tag::MESSAGE_NAME);
         }
 
-        fn text(&mut self, place: Place<'_>, text: &str) {
-            if let Place::Message { field: "role", .. } = place {
+        fn text(&mut self, place: PromptField<'_>, text: &str) {
+            if let PromptField::Message { field: "role", .. } = place {
                 self.role = Some(text.to_owned());
             }
             self.pass(place, text.len() as u64, 0);
         }
 
-        fn item(&mut self, place: Place<'_>, item: &Found<'_>) {
+        fn item(&mut self, place: PromptField<'_>, item: &Found<'_>) {
             self.pass(place, media::chain_bytes(item.tokens()).into(), 0);
         }
 
-        fn end(&mut self, place: Place<'_>, tag: u8) {
+        fn end(&mut self, place: PromptField<'_>, tag: u8) {
             self.pass(place, 0, FIELD_END_BYTES);
             self.field_at = self.passed;
             if tag == tag::MESSAGE_END {
@@ -221,23 +221,23 @@ pub fn locate<T>(
 /// Every piece of the canonical text in its order.
 pub(super) fn walk(fields: &Fields<'_>, ignored: &Ignored, sink: &mut impl Sink) {
     if let Some(model) = fields.model.and_then(Value::text) {
-        sink.piece(Place::Model, &model, tag::MODEL);
+        sink.piece(PromptField::Model, &model, tag::MODEL);
     }
     if let Some(system) = fields.system {
-        walk_value(sink, ignored, system, Place::System, tag::SYSTEM);
+        walk_value(sink, ignored, system, PromptField::System, tag::SYSTEM);
     }
     if let Some(tools) = fields.tools {
-        walk_value(sink, ignored, tools, Place::Tools, tag::TOOLS);
+        walk_value(sink, ignored, tools, PromptField::Tools, tag::TOOLS);
     }
     for value in [fields.messages, fields.input].into_iter().flatten() {
         walk_messages(sink, ignored, value);
     }
     for value in [fields.prompt, fields.ids].into_iter().flatten() {
-        walk_value(sink, ignored, value, Place::Prompt, tag::PROMPT);
+        walk_value(sink, ignored, value, PromptField::Prompt, tag::PROMPT);
     }
 }
 
-fn walk_value(sink: &mut impl Sink, ignored: &Ignored, value: Value<'_>, place: Place<'_>, tag: u8) {
+fn walk_value(sink: &mut impl Sink, ignored: &Ignored, value: Value<'_>, place: PromptField<'_>, tag: u8) {
     let text = value.text().unwrap_or(Cow::Borrowed(value.raw()));
     sink.piece(place, &ignored.strip(place, text), tag);
 }
@@ -247,13 +247,13 @@ fn walk_value(sink: &mut impl Sink, ignored: &Ignored, value: Value<'_>, place: 
 fn walk_messages(sink: &mut impl Sink, ignored: &Ignored, value: Value<'_>) {
     // Gone through twice rather than kept: a message takes more memory than its text may.
     if !is_list_of_objects(value) {
-        return walk_value(sink, ignored, value, Place::Prompt, tag::PROMPT);
+        return walk_value(sink, ignored, value, PromptField::Prompt, tag::PROMPT);
     }
     let messages = value.items().into_iter().flatten().filter_map(|item| item.ok()?.fields());
     for (index, message) in messages.enumerate() {
         sink.message();
         for (name, value) in message.map_while(Result::ok) {
-            let place = Place::Message { index, field: &name };
+            let place = PromptField::Message { index, field: &name };
             sink.name(place, &name);
             let items = media::find(&name, value);
             if items.is_empty() {
@@ -262,7 +262,7 @@ fn walk_messages(sink: &mut impl Sink, ignored: &Ignored, value: Value<'_>) {
                 walk_with_items(sink, ignored, (value, &items), place);
             }
         }
-        sink.piece(Place::Message { index, field: "" }, "", tag::MESSAGE_END);
+        sink.piece(PromptField::Message { index, field: "" }, "", tag::MESSAGE_END);
     }
 }
 
@@ -276,7 +276,7 @@ fn walk_with_items(
     sink: &mut impl Sink,
     ignored: &Ignored,
     (value, items): (Value<'_>, &[Found<'_>]),
-    place: Place<'_>,
+    place: PromptField<'_>,
 ) {
     let raw = value.raw();
     let text = |sink: &mut _, range: Range<usize>| {

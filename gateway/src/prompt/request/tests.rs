@@ -69,7 +69,7 @@ fn a_byte_of_the_canonical_text_is_found_in_its_field() {
     let body = r#"{"model":"m","tools":[1,2],"system":"be","prompt":"last","messages":[{"role":"system","content":"kind"},
         {"role":"user","content":[{"type":"text"}],"name":"x"}]}"#;
     let total = info(body).chain.total_bytes;
-    let name = |place: Place<'_>, role: Option<&str>| format!("{place:?} {}", role.unwrap_or("-"));
+    let name = |place: PromptField<'_>, role: Option<&str>| format!("{place:?} {}", role.unwrap_or("-"));
     let names: Vec<_> =
         (0..total).map(|at| locate(body.as_bytes(), &Ignored::default(), at, name).unwrap()).collect();
     assert!(locate(body.as_bytes(), &Ignored::default(), total, name).is_none());
@@ -217,7 +217,7 @@ fn a_place_behind_a_picture_is_found_in_its_field() {
     let body = about_picture('A', 4_000, "what is this?");
     let info = info(&body);
     let item = info.media.all()[0];
-    let name = |place: Place<'_>, role: Option<&str>| format!("{place:?} {}", role.unwrap_or("-"));
+    let name = |place: PromptField<'_>, role: Option<&str>| format!("{place:?} {}", role.unwrap_or("-"));
     let at = |at: u64| locate(body.as_bytes(), &Ignored::default(), at, name).unwrap();
     let (field, place) = at(item.at);
     assert_eq!(field, "Message { index: 1, field: \"content\" } user");

@@ -10,7 +10,7 @@ use keyway_wire::openai::Usage;
 
 use super::meter::Meter;
 use crate::{
-    api::Fault,
+    api::AtFault,
     clock::Instant,
     limits::ALIVE_NOTE_INTERVAL,
     metrics::ModelSeries,
@@ -24,7 +24,7 @@ use crate::{
 
 /// What is known of a request when its answer begins.
 #[derive(Debug)]
-pub struct Told {
+pub struct RelayedRequest {
     /// Its weight on the worker.
     pub ticket: Box<Ticket>,
     /// What routing read of it.
@@ -54,19 +54,19 @@ pub(super) struct Account {
     alive_due: Instant,
     /// Held against workers whose streams began with an error, until another one has generated content or
     /// failed too.
-    accusations: Vec<(Accusation, Fault)>,
+    accusations: Vec<(Accusation, AtFault)>,
     status: StatusCode,
     tap: UsageTap,
     /// Where a tenant is charged for it, until that is done.
     meter: Option<Box<Meter>>,
-    pub(super) told: Told,
+    pub(super) told: RelayedRequest,
 }
 
 impl Account {
     pub(super) fn new(
         status: StatusCode,
         (tap, meter): (UsageTap, Option<Box<Meter>>),
-        told: Told,
+        told: RelayedRequest,
         began: Instant,
     ) -> Self {
         let accusations = Vec::new();
@@ -173,7 +173,7 @@ impl Account {
 
     /// The worker says that its stream failed. `is_tried_again`: another one is asked, whose answer says
     /// whose fault it was.
-    pub(super) fn failed_in_band(&mut self, fault: Fault, is_tried_again: bool) {
+    pub(super) fn failed_in_band(&mut self, fault: AtFault, is_tried_again: bool) {
         if !self.began {
             let accusation = self.accusation();
             self.accusations.push((accusation, fault));
@@ -186,9 +186,9 @@ impl Account {
     /// one alone was asked, what blames the request is taken at its word. Returns whether several blame it.
     pub(super) fn nobody_goes_on(&mut self) -> bool {
         let several = self.accusations.len() > 1;
-        let all_blame_it = self.accusations.iter().all(|(_, fault)| *fault == Fault::Request);
+        let all_blame_it = self.accusations.iter().all(|(_, fault)| *fault == AtFault::Request);
         for (accusation, fault) in self.accusations.drain(..) {
-            if several || fault == Fault::Request {
+            if several || fault == AtFault::Request {
                 drop(accusation);
             } else {
                 accusation.undecided();

@@ -12,7 +12,7 @@ use crate::{
     api::Api,
     limits::BYTES_PER_TOKEN,
     prompt::work::Work,
-    usage::{UsageTap, passed::Passed},
+    usage::{UsageTap, passed::StreamCount},
 };
 
 /// Counts one answer. Those of tenants without such a limit have none.
@@ -24,7 +24,7 @@ pub(super) struct Meter {
     /// It is computed to its end, whoever leaves.
     background: bool,
     status: StatusCode,
-    passed: Passed,
+    passed: StreamCount,
     /// Bytes of an answer that is no stream.
     bytes: u64,
     /// Whether those are text.
@@ -38,7 +38,7 @@ impl Meter {
         (api, work, background): (Api, Work, bool),
         (status, is_text): (StatusCode, bool),
     ) -> Self {
-        let (passed, bytes, failed) = (Passed::default(), 0, false);
+        let (passed, bytes, failed) = (StreamCount::default(), 0, false);
         Self { visit, api, work, background, status, passed, bytes, is_text, failed }
     }
 

@@ -4,7 +4,7 @@
 
 use super::notable::{Before, Words};
 use crate::{
-    api::{Api, End, Fault, Said},
+    api::{Api, AtFault, End, Said},
     sse::events,
     usage,
 };
@@ -43,7 +43,7 @@ pub(super) struct Failing {
     /// Where it begins and ends in the bytes.
     pub(super) from: usize,
     pub(super) to: usize,
-    pub(super) fault: Fault,
+    pub(super) fault: AtFault,
     /// It is no error event: the engine has only aborted the answer.
     pub(super) aborts: bool,
     /// Clients raise an error on it.
@@ -176,7 +176,7 @@ mod tests {
             let stream = [TOKEN, fault, TOKEN].concat();
             let failing = screen.see(stream.as_bytes()).failing.unwrap();
             assert_eq!(&stream[failing.from..failing.to], fault);
-            assert_eq!((failing.fault, failing.aborts, failing.raises), (Fault::Worker, aborts, !aborts));
+            assert_eq!((failing.fault, failing.aborts, failing.raises), (AtFault::Worker, aborts, !aborts));
             assert!(!screen.may_end());
         }
     }

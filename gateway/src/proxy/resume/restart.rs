@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 
-use super::{Obstacle, Passed, chunk::Chunk, chunk::Identity, memory::Reservation};
+use super::{Obstacle, PassedOn, chunk::Chunk, chunk::Identity, memory::Reservation};
 use crate::{
     api::{Api, Said},
     sse::{Event, events},
@@ -42,12 +42,12 @@ impl Restart {
     }
 
     /// Takes whole events. `binds`: there is more among them than an opening.
-    pub(super) fn tell(&mut self, bytes: Bytes, binds: bool) -> Passed {
+    pub(super) fn tell(&mut self, bytes: Bytes, binds: bool) -> PassedOn {
         if self.renewed && self.opened {
-            return Passed { bytes: self.one_answer(&bytes), over: None };
+            return PassedOn { bytes: self.one_answer(&bytes), over: None };
         }
         if binds {
-            return Passed { bytes, over: Some(self.obstacle) };
+            return PassedOn { bytes, over: Some(self.obstacle) };
         }
         for event in events(&bytes).filter(|event| event.data.is_some()) {
             self.opened = true;
@@ -55,7 +55,7 @@ impl Restart {
                 self.identity = event.text().and_then(Chunk::read).map(|chunk| chunk.identity());
             }
         }
-        Passed { bytes, over: None }
+        PassedOn { bytes, over: None }
     }
 
     /// Another worker's events, as those of the answer that the client has seen begin.

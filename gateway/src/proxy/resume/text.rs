@@ -23,7 +23,7 @@ const COMPLETION_BUDGET: u64 = 16;
 
 /// A stream so far.
 #[derive(Debug)]
-pub(super) struct TextStory {
+pub(super) struct TextHistory {
     /// The request, as its first worker was sent it.
     plain: Bytes,
     chat: bool,
@@ -53,7 +53,7 @@ struct Name {
     created: Option<Json>,
 }
 
-impl TextStory {
+impl TextHistory {
     /// Nothing yet of the answer to this request.
     pub(super) fn new(plain: Bytes, chat: bool, room: Reservation) -> Self {
         Self {

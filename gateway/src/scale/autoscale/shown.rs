@@ -1,6 +1,6 @@
 //! A model's sum as others see it: its series, and its row on the operators' page.
 
-use keyway_core::autoscale::{Reason, Seen, Sum};
+use keyway_core::autoscale::{ScaleReason, Seen, Sum};
 use serde::Serialize;
 
 use super::{Autoscale, Pool};
@@ -25,7 +25,7 @@ impl Autoscale {
         metrics.margin.with_label_values(&label).set(sum.spare);
         metrics.guard.with_label_values(&label).set(sum.guard.into());
         metrics.peak.with_label_values(&label).set(sum.peak.into());
-        for reason in Reason::ALL {
+        for reason in ScaleReason::ALL {
             let is = i64::from(reason == sum.reason);
             metrics.reason.with_label_values(&[model, reason.as_str()]).set(is);
         }

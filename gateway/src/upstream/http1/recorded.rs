@@ -17,7 +17,7 @@ use crate::upstream::Outgoing;
 
 /// What a client would be told.
 #[derive(Debug)]
-pub struct Answered {
+pub struct RecordedAnswer {
     /// Status and headers.
     pub head: http::Response<()>,
     /// All of the body.
@@ -37,7 +37,7 @@ pub fn read<'a>(
     method: Method,
     pieces: impl Iterator<Item = &'a [u8]>,
     closes: bool,
-) -> Option<Result<Answered, Http1Error>> {
+) -> Option<Result<RecordedAnswer, Http1Error>> {
     let pieces = pieces.filter(|piece| !piece.is_empty()).collect::<Vec<_>>().into_iter();
     let mut connection = Connection::new(Recorded { pieces, rest: &[], closes });
     let request = Outgoing::own(method, PathAndQuery::from_static("/"), Bytes::new());
@@ -61,7 +61,7 @@ pub fn read<'a>(
         }
     }
     let may_serve_again = connection.is_idle(Waker::noop());
-    Some(Ok(Answered { head, body, trailers, may_serve_again }))
+    Some(Ok(RecordedAnswer { head, body, trailers, may_serve_again }))
 }
 
 /// Gives one piece at each read, and takes whatever is written.

@@ -17,7 +17,7 @@ pub struct Line {
     #[serde(default)]
     pub all: bool,
     /// What it has.
-    pub workers: Vec<Entry>,
+    pub workers: Vec<LoadEntry>,
     /// Ids of what workers store that came there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored: Option<StoredNews>,
@@ -25,7 +25,7 @@ pub struct Line {
 
 /// What a gateway has at one worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct LoadEntry {
     /// The worker's `host:port`.
     pub worker: String,
     /// Requests that have not ended.
@@ -36,7 +36,7 @@ pub struct Entry {
     pub waiting_tokens: u64,
 }
 
-impl Entry {
+impl LoadEntry {
     pub(super) fn new(worker: String, load: OwnLoad) -> Self {
         let OwnLoad { requests, waiting, waiting_tokens, .. } = load;
         Self { worker, requests, waiting, waiting_tokens }

@@ -13,7 +13,7 @@ use std::{
 use bytes::Bytes;
 use keyway_core::OwnLoad;
 
-use super::{Entry, GatewayId, Line};
+use super::{GatewayId, Line, LoadEntry};
 use crate::{
     clock::{self, Instant, Sleep},
     leaving::Leaving,
@@ -68,7 +68,7 @@ impl Telling {
     }
 
     /// What there is at workers, or what differs of it from what was told.
-    fn news(&mut self, all: bool) -> Vec<Entry> {
+    fn news(&mut self, all: bool) -> Vec<LoadEntry> {
         let there = self.there();
         let changed = |(worker, load): &(&String, &OwnLoad)| {
             all || self.told.get(*worker).is_none_or(|before| differs(*before, **load))
@@ -86,7 +86,7 @@ impl Telling {
             self.told.extend(news.iter().cloned());
             news.extend(ended.into_iter().map(|worker| (worker, OwnLoad::default())));
         }
-        news.into_iter().map(|(worker, load)| Entry::new(worker, load)).collect()
+        news.into_iter().map(|(worker, load)| LoadEntry::new(worker, load)).collect()
     }
 
     /// What there is, by worker; one that left and one that came back at its address are one to others.

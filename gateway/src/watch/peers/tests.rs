@@ -44,8 +44,8 @@ async fn next(telling: &mut Telling) -> Line {
     serde_json::from_slice(&line).unwrap()
 }
 
-fn entry(worker: &str, requests: u64, waiting: u64, waiting_tokens: u64) -> Entry {
-    Entry { worker: worker.to_owned(), requests, waiting, waiting_tokens }
+fn entry(worker: &str, requests: u64, waiting: u64, waiting_tokens: u64) -> LoadEntry {
+    LoadEntry { worker: worker.to_owned(), requests, waiting, waiting_tokens }
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::index::WorkerId;
-use crate::waiting_room::{Ahead, Desk, Quote, RoomRules, WaitingRoom};
+use crate::waiting_room::{Ahead, Quote, RoomRules, WaitingRoom, WorkerChooser};
 
 fn of(owner: u32, tokens: f64) -> Share {
     Share { owner, tokens, ..Share::default() }
@@ -138,7 +138,7 @@ impl Floor {
 
 type Asked = (Share, Duration);
 
-impl Desk<Asked> for Floor {
+impl WorkerChooser<Asked> for Floor {
     type Plan = usize;
 
     fn least_excess_ms(&mut self, _: &Asked, ahead: &Ahead) -> f64 {

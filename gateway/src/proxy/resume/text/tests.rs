@@ -131,20 +131,20 @@ fn a_stream_cut_anywhere_twice_is_the_stream_that_was_not() {
             }
             for first in 0..whole.len() {
                 for second in 0..whole.len() {
-                    let mut story = TextStory::new(request.clone(), chat, room());
+                    let mut history = TextHistory::new(request.clone(), chat, room());
                     let mut client = Client::default();
                     let mut rest = request.clone();
                     for (id, cut) in [("first", first), ("second", second), ("last", usize::MAX)] {
                         let events = engine(&rest, id, usage);
                         for event in events.iter().take(cut) {
-                            client.sees(&story.tell(&Bytes::from(event.clone())));
+                            client.sees(&history.tell(&Bytes::from(event.clone())));
                         }
                         if client.done > 0 {
                             break;
                         }
-                        rest = story.rest().unwrap();
-                        if story.has_begun() {
-                            story.goes_on();
+                        rest = history.rest().unwrap();
+                        if history.has_begun() {
+                            history.goes_on();
                         }
                     }
                     // Whoever was first to be seen.
@@ -159,10 +159,10 @@ fn a_stream_cut_anywhere_twice_is_the_stream_that_was_not() {
 
 #[test]
 fn before_a_seam_nothing_is_written_anew() {
-    let mut story = TextStory::new(requests()[0].0.clone(), true, room());
+    let mut history = TextHistory::new(requests()[0].0.clone(), true, room());
     let event = Bytes::from_static(b": ping\n\ndata:{ \"choices\" : [{\"delta\":{\"content\":\"a\"}}] }\n\n");
-    assert_eq!(story.tell(&event).as_ptr(), event.as_ptr());
-    let rest: Json = serde_json::from_slice(&story.rest().unwrap()).unwrap();
+    assert_eq!(history.tell(&event).as_ptr(), event.as_ptr());
+    let rest: Json = serde_json::from_slice(&history.rest().unwrap()).unwrap();
     assert_eq!(rest["messages"][1], json!({"role": "assistant", "content": "a"}));
     assert_eq!(rest["add_generation_prompt"], false);
 }
@@ -175,27 +175,27 @@ fn what_cannot_be_said_as_text_is_not_continued() {
         (json!({"reasoning": "hm"}), Obstacle::Thoughts),
         (json!({"tool_calls": [{"index": 0}]}), Obstacle::Tools),
     ] {
-        let mut story = TextStory::new(requests()[0].0.clone(), true, room());
+        let mut history = TextHistory::new(requests()[0].0.clone(), true, room());
         let chunk = json!({"choices": [{"delta": delta}]});
-        story.tell(&Bytes::from(format!("data: {chunk}\n\n")));
-        assert_eq!(story.rest(), Err(obstacle));
+        history.tell(&Bytes::from(format!("data: {chunk}\n\n")));
+        assert_eq!(history.rest(), Err(obstacle));
     }
-    let mut story = TextStory::new(ids, false, room());
-    story.tell(&Bytes::from_static(b"data: {\"choices\":[{\"text\":\"a\"}]}\n\n"));
-    assert_eq!(story.rest(), Err(Obstacle::PromptIds));
-    let mut story = TextStory::new(requests()[0].0.clone(), true, room());
-    story.tell(&Bytes::from_static(b"data: {\"cho\n\n"));
-    assert_eq!(story.rest(), Err(Obstacle::Unreadable));
+    let mut history = TextHistory::new(ids, false, room());
+    history.tell(&Bytes::from_static(b"data: {\"choices\":[{\"text\":\"a\"}]}\n\n"));
+    assert_eq!(history.rest(), Err(Obstacle::PromptIds));
+    let mut history = TextHistory::new(requests()[0].0.clone(), true, room());
+    history.tell(&Bytes::from_static(b"data: {\"cho\n\n"));
+    assert_eq!(history.rest(), Err(Obstacle::Unreadable));
 }
 
 #[test]
 fn text_takes_room_and_without_it_is_not_kept() {
     let memory = Arc::new(Memory::new(TEXT_STEP, IntGauge::new("g", "g").unwrap()));
-    let mut story = TextStory::new(requests()[0].0.clone(), true, memory.reserve(0).unwrap());
+    let mut history = TextHistory::new(requests()[0].0.clone(), true, memory.reserve(0).unwrap());
     let event =
         format!("data: {}\n\n", json!({"choices": [{"delta": {"content": "x".repeat(TEXT_STEP - 1)}}]}));
-    story.tell(&Bytes::from(event.clone()));
-    assert!(story.rest().is_ok());
-    story.tell(&Bytes::from(event));
-    assert_eq!(story.rest(), Err(Obstacle::Memory));
+    history.tell(&Bytes::from(event.clone()));
+    assert!(history.rest().is_ok());
+    history.tell(&Bytes::from(event));
+    assert_eq!(history.rest(), Err(Obstacle::Memory));
 }

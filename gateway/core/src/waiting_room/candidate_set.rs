@@ -11,7 +11,7 @@ use crate::spread_map::SpreadMap;
 
 /// The workers that the same requests may be sent to, at one moment.
 #[derive(Clone, Debug)]
-pub struct Sheet {
+pub struct CandidateSet {
     candidates: Vec<Candidate>,
     horizon_ms: f64,
     /// The places of those with a backlog of at most the horizon.
@@ -25,8 +25,8 @@ pub struct Sheet {
     place_of: OnceCell<SpreadMap<WorkerId, u32>>,
 }
 
-impl Sheet {
-    /// A sheet of these; a worker with a backlog of at most `horizon_ms` is open.
+impl CandidateSet {
+    /// These; a worker with a backlog of at most `horizon_ms` is open.
     pub fn new(candidates: Vec<Candidate>, horizon_ms: f64) -> Self {
         let (mut open, mut least_closed_ms) = (Vec::with_capacity(candidates.len()), f64::INFINITY);
         for (place, Candidate { load, .. }) in (0..).zip(&candidates) {
@@ -60,7 +60,7 @@ impl Sheet {
         }
     }
 
-    /// For [`super::Desk::least_excess_ms`]: constant time where nobody is open. What waits for a worker that
+    /// For [`super::WorkerChooser::least_excess_ms`]: constant time where nobody is open. What waits for a worker that
     /// is not open is left out, which makes it at most too small. Without candidates nobody needs to wait for
     /// them.
     pub fn least_excess_ms(&self, ahead: &Ahead) -> f64 {
@@ -87,7 +87,7 @@ impl Sheet {
         least_ms - horizon_ms
     }
 
-    /// For [`super::Desk::is_open`].
+    /// For [`super::WorkerChooser::is_open`].
     pub fn is_open(&self, worker: WorkerId, ahead: &Ahead) -> bool {
         let places = self.place_of.get_or_init(|| {
             (0..).zip(&self.candidates).map(|(place, candidate)| (candidate.worker, place)).collect()

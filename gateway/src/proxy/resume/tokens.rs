@@ -16,7 +16,7 @@ const IDS_STEP: usize = 1_024;
 
 /// A stream so far.
 #[derive(Debug)]
-pub(super) struct Story {
+pub(super) struct TokenHistory {
     /// Of the first chunk; all later ones bear it.
     identity: Option<Identity>,
     ids: Vec<u32>,
@@ -48,7 +48,7 @@ enum Skip {
     Chunks(usize),
 }
 
-impl Story {
+impl TokenHistory {
     /// Nothing yet.
     pub(super) fn new(room: Reservation) -> Self {
         Self {

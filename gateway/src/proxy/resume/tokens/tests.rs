@@ -9,9 +9,9 @@ use serde_json::json;
 use super::*;
 use crate::proxy::resume::memory::Memory;
 
-fn story(bytes: usize) -> Story {
+fn history(bytes: usize) -> TokenHistory {
     let memory = Arc::new(Memory::new(bytes, IntGauge::new("g", "g").unwrap()));
-    Story::new(memory.reserve(0).unwrap())
+    TokenHistory::new(memory.reserve(0).unwrap())
 }
 
 /// What a worker streams of an output whose ids have these texts (some none yet), in front of a count of
@@ -48,8 +48,8 @@ fn worker(texts: &[&str], asked: &RequestExtension, name: &str) -> Vec<String> {
     events
 }
 
-fn told(story: &mut Story, events: &[String]) -> String {
-    String::from_utf8(story.tell(&events.concat().into()).to_vec()).unwrap()
+fn told(history: &mut TokenHistory, events: &[String]) -> String {
+    String::from_utf8(history.tell(&events.concat().into()).to_vec()).unwrap()
 }
 
 proptest! {
@@ -59,21 +59,21 @@ proptest! {
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
     ) {
         let first = worker(&texts, &RequestExtension::default(), "first");
-        let unbroken = told(&mut story(1 << 20), &first);
-        let mut story = story(1 << 20);
+        let unbroken = told(&mut history(1 << 20), &first);
+        let mut history = history(1 << 20);
         let mut seen = String::new();
         let mut events = first;
         for (i, cut) in cuts.iter().enumerate() {
             let cut = cut.index(events.len());
-            seen.push_str(&told(&mut story, &events[..cut]));
-            let asked = story.rest(Some(7)).unwrap();
+            seen.push_str(&told(&mut history, &events[..cut]));
+            let asked = history.rest(Some(7)).unwrap();
             prop_assert_eq!(asked.seed, Some(7));
             // Nothing seen yet: the answer's name is the next worker's.
-            let name = if story.has_begun() { format!("other{i}") } else { "first".to_owned() };
+            let name = if history.has_begun() { format!("other{i}") } else { "first".to_owned() };
             events = worker(&texts, &asked, &name);
-            story.goes_on();
+            history.goes_on();
         }
-        seen.push_str(&told(&mut story, &events));
+        seen.push_str(&told(&mut history, &events));
         prop_assert!(!seen.contains("keyway"));
         prop_assert_eq!(seen, unbroken);
     }
@@ -83,25 +83,25 @@ proptest! {
 fn an_error_passes_and_is_no_part_of_the_account() {
     let events = worker(&["a", "b"], &RequestExtension::default(), "x")[..2].to_vec();
     let error = "data: {\"error\":{\"code\":\"invalid_grammar\"}}\n\n".to_owned();
-    let mut story = story(1 << 20);
-    told(&mut story, &events);
-    assert_eq!(told(&mut story, std::slice::from_ref(&error)), error);
-    assert_eq!(story.rest(None).unwrap().output_ids, Some(vec![0]));
+    let mut history = history(1 << 20);
+    told(&mut history, &events);
+    assert_eq!(told(&mut history, std::slice::from_ref(&error)), error);
+    assert_eq!(history.rest(None).unwrap().output_ids, Some(vec![0]));
 }
 
 #[test]
 fn line_ends_and_lines_of_any_kind_make_no_difference() {
     let texts = ["a", "", "b", "c"];
     let plain = worker(&texts, &RequestExtension::default(), "x");
-    let whole = told(&mut story(1 << 20), &plain);
+    let whole = told(&mut history(1 << 20), &plain);
     for (from, to) in
         [("\n\n", "\r\n\r\n"), ("\n\n", "\r\r"), ("data: ", "data:"), ("data: ", ": note\nevent: x\ndata: ")]
     {
         let other: Vec<String> = plain.iter().map(|event| event.replace(from, to)).collect();
-        let mut story = story(1 << 20);
-        let seen = told(&mut story, &other[..3]);
+        let mut history = history(1 << 20);
+        let seen = told(&mut history, &other[..3]);
         assert!(!seen.is_empty() && whole.replace(from, to).starts_with(&seen), "{to:?}: {seen}");
-        assert_eq!(story.rest(None).unwrap().output_ids, Some(vec![0, 1, 2]), "{to:?}");
+        assert_eq!(history.rest(None).unwrap().output_ids, Some(vec![0, 1, 2]), "{to:?}");
     }
 }
 
@@ -112,9 +112,9 @@ fn a_stream_without_an_account_of_itself_passes_and_is_not_resumed() {
         "data: {\"id\":\n\n",
         "data: {\"id\":\"x\"}\r\n\r\ndata: {}\r\n\r\n",
     ] {
-        let mut story = story(1 << 20);
-        assert_eq!(story.tell(&Bytes::from(odd)), odd);
-        assert_eq!(story.rest(None), Err(Obstacle::Unreadable), "{odd:?}");
+        let mut history = history(1 << 20);
+        assert_eq!(history.tell(&Bytes::from(odd)), odd);
+        assert_eq!(history.rest(None), Err(Obstacle::Unreadable), "{odd:?}");
     }
 }
 
@@ -122,10 +122,10 @@ fn a_stream_without_an_account_of_itself_passes_and_is_not_resumed() {
 fn what_has_no_room_streams_on() {
     let texts = vec!["a"; IDS_STEP + 2];
     let events = worker(&texts, &RequestExtension::default(), "x");
-    let mut story = story(IDS_STEP * size_of::<u32>());
-    told(&mut story, &events[..=IDS_STEP]);
-    assert!(story.rest(None).is_ok());
-    let last = told(&mut story, &events[IDS_STEP + 1..]);
-    assert!(last.contains("[DONE]") && story.ids.capacity() == 0);
-    assert_eq!(story.rest(None), Err(Obstacle::Memory));
+    let mut history = history(IDS_STEP * size_of::<u32>());
+    told(&mut history, &events[..=IDS_STEP]);
+    assert!(history.rest(None).is_ok());
+    let last = told(&mut history, &events[IDS_STEP + 1..]);
+    assert!(last.contains("[DONE]") && history.ids.capacity() == 0);
+    assert_eq!(history.rest(None), Err(Obstacle::Memory));
 }
