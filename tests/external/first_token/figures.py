@@ -1,5 +1,5 @@
 """The table of run.sh and its bars, against a run in which nothing was said before the first token: TTFT, mean and p99, by the
-client's clock within 5 %; the prefill rates that the gateway has learned within 10 %."""
+client's clock within 5 %; the prefill rates that the gateway has learned within 10 %. Figures are the means over the keys of run.sh."""
 
 import json
 import pathlib
@@ -9,7 +9,13 @@ import sys
 TTFT_SHARE, RATE_SHARE = 0.05, 0.10
 
 
-def figures(folder, run):
+def figures(folder, run, keys):
+    each = [figures_of(folder, f"{run}.{key}") for key in range(1, keys + 1)]
+    sums = {name: sum(figures[name] for figures in each) for name in each[0]}
+    return {name: value if name in ("ok", "failed") else value / keys for name, value in sums.items()}
+
+
+def figures_of(folder, run):
     report = json.loads((folder / f"{run}.out" / "run.json").read_text())
     metrics = (folder / f"{run}.metrics").read_text()
     rates = [float(value) for value in
@@ -24,13 +30,13 @@ def figures(folder, run):
 
 
 def main():
-    folder, runs = pathlib.Path(sys.argv[1]), sys.argv[2:]
+    folder, keys, runs = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     base, missed = {}, []
     print("| API | said first | ok | TTFT mean | p50 | p99 | the gateway's own mean | prefill rate learned |")
     print("|---|---|---:|---:|---:|---:|---:|---:|")
     for run in runs:
         api, first = run.split("-")
-        now = figures(folder, run)
+        now = figures(folder, run, keys)
         against = base.setdefault(api, now)
 
         def cell(key, unit):

@@ -14,6 +14,8 @@ Environment (defaults):
   BIN_DIR    built here   folder with keyway and keyway-loadtest
   REQUESTS   250          of each run, the first tenth to warm up
   RATE       5            requests a second: a third of what the workers can, so that waits are the prompts' own
+  KEYS       1            how often all of it is done, each time with another key of the prompts' names, which says where
+                          new ones go; figures are the means. Runs of one key place prompts alike
 EOF_USAGE
 }
 case ${1:-} in -h | --help) usage && exit 0 ;; esac
@@ -22,6 +24,8 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 . "$root/tests/binaries.sh" -p keyway -p keyway-loadtest --bins
 scratch=$(mktemp -d)
 pids=()
+# Where a prompt goes follows from its name and its workers' addresses. So that runs differ by what streams say alone, both stay.
+base_port=${BASE_PORT:-$((20000 + RANDOM % 10000))}
 stop() {
     if ((${#pids[@]})); then
         kill "${pids[@]}" 2>/dev/null || true
@@ -43,15 +47,17 @@ found() {
     return 1
 }
 
-one() { # API FIRST
-    local api=$1 first=$2 log=$scratch/$1-$2 urls url admin
+one() { # API FIRST KEY
+    local api=$1 first=$2 log=$scratch/$1-$2.$3 urls url admin
+    printf 'first token %s' "$3" >"$scratch/key.$3"
+    printf '[routing]\nhash_key_file = "%s"\n' "$scratch/key.$3" >"$scratch/keyway.$3.toml"
     # A queue in order of arrival at 6,000 prompt tokens a second: its rate is known, and its waits are the schedule's.
-    "$BIN_DIR/keyway-loadtest" mock --workers 3 --base-port 0 --profile fcfs-6k --first "$first" >"$log.mock" 2>&1 &
+    "$BIN_DIR/keyway-loadtest" mock --workers 3 --base-port "$base_port" --profile fcfs-6k --first "$first" >"$log.mock" 2>&1 &
     pids+=("$!")
     found "$log.mock" '^worker 2 ready on ([^,]*).*' >/dev/null
     urls=$(sed -nE 's#^worker . ready on ([^,]*).*#--worker \1#p' "$log.mock")
     # shellcheck disable=SC2086
-    NO_COLOR=1 "$BIN_DIR/keyway" --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 $urls >"$log.keyway" 2>&1 &
+    NO_COLOR=1 "$BIN_DIR/keyway" --config "$scratch/keyway.$3.toml" --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 $urls >"$log.keyway" 2>&1 &
     pids+=("$!")
     url=$(found "$log.keyway" '.*listening on (http://[0-9.:]+).*')
     admin=$(found "$log.keyway" '.*admin on (http://[0-9.:]+).*')
@@ -70,6 +76,8 @@ one() { # API FIRST
 }
 
 runs=${*:-chat-none chat-role chat-comment responses-none responses-role messages-none messages-role}
-for run in $runs; do one "${run%-*}" "${run#*-}"; done
+for ((key = 1; key <= ${KEYS:-1}; key++)); do
+    for run in $runs; do one "${run%-*}" "${run#*-}" "$key"; done
+done
 # shellcheck disable=SC2086
-python3 "$root/tests/external/first_token/figures.py" "$scratch" $runs
+python3 "$root/tests/external/first_token/figures.py" "$scratch" "${KEYS:-1}" $runs
