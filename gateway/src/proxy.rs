@@ -11,6 +11,7 @@ pub mod poison;
 pub mod reading;
 pub mod relay;
 pub mod resume;
+pub mod retry_limits;
 pub(crate) mod silence;
 pub mod websocket;
 pub mod whom;

@@ -58,28 +58,36 @@ pub(crate) fn chwbl(request: &RequestView<'_>, candidates: &[Candidate], turn: &
     first_by_rendezvous(candidates, order, key).unwrap_or_else(|| least_loaded(candidates, turn))
 }
 
+/// The candidate that is first in rendezvous order so far.
+#[derive(Debug, Clone, Copy)]
+struct First {
+    drawn: f64,
+    weight: f64,
+    index: usize,
+}
+
 /// The candidate among `among` that comes first for `key`.
 pub(crate) fn first_by_rendezvous(
     candidates: &[Candidate],
     among: impl Iterator<Item = usize>,
     key: u64,
 ) -> Option<usize> {
-    let mut first: Option<(f64, f64, usize)> = None;
+    let mut first: Option<First> = None;
     for i in among {
         let (drawn, weight) = (rendezvous::draw(key, candidates[i].drawn_as), candidates[i].weight);
         // Of equal weights the score's order is the draw's: a logarithm for each of a thousand idle workers
         // is dear.
-        let is_before = |(best, of_best, _): (f64, f64, usize)| {
-            if weight == of_best {
-                return drawn > best;
+        let is_before = |first: First| {
+            if weight == first.weight {
+                return drawn > first.drawn;
             }
-            rendezvous::score(drawn, weight) > rendezvous::score(best, of_best)
+            rendezvous::score(drawn, weight) > rendezvous::score(first.drawn, first.weight)
         };
         if first.is_none_or(is_before) {
-            first = Some((drawn, weight, i));
+            first = Some(First { drawn, weight, index: i });
         }
     }
-    first.map(|(_, _, i)| i)
+    first.map(|first| first.index)
 }
 
 fn chwbl_key(request: &RequestView<'_>) -> Option<BlockHash> {

@@ -203,7 +203,7 @@ impl PrefixIndex {
         }
         // What has made room for it was void before.
         self.sequence = self.sequence.wrapping_add(1);
-        Placement::claims((worker, place, self.sequence), (added, claims), &self.accepted)
+        Placement::claims(worker, place, self.sequence, added, claims, &self.accepted)
     }
 
     /// The request's answer has ended: an exact worker has announced by now what it keeps of it.

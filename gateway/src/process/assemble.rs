@@ -3,7 +3,6 @@
 
 use std::{io, num::NonZeroUsize, path::PathBuf, sync::Arc};
 
-use keyway_core::RetryBudget;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
@@ -22,9 +21,7 @@ use crate::{
     net::{Connector, tls::ServerTls},
     ops::reload::{Parts, look_for_workers},
     prompt::{drift::DriftDoctor, ignored::Ignored, request::KeyerConfig, token_keyer::TokenKeyer},
-    proxy::{
-        dispatch::Dispatch, own_fault::ClientFaults, poison::Poisons, reading::BodyReader, resume::Resumer,
-    },
+    proxy::{dispatch::Dispatch, reading::BodyReader, resume::Resumer, retry_limits::RetryLimits},
     routing::{Router, decision_log::DecisionLog, snapshot::Memory},
     scale::autoscale::Autoscale,
     stored_state::StoredState,
@@ -74,12 +71,7 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
     let intake = Intake::new(config.max_connections, config.timeouts.header_read, config.drain_timeout);
     let (tls, tenants) = doors(config, clock, &metrics, &mut background).map_err(io::Error::other)?;
     let live = Live::new(Serving {
-        dispatch: Arc::new(dispatch(
-            config,
-            (&admission, &body_memory),
-            (&router, &scale, &upstream),
-            keyer,
-        )?),
+        dispatch: Arc::new(dispatch(config, &admission, &body_memory, &router, &scale, &upstream, keyer)?),
         tenants,
         admin_token: config.admin_token.clone(),
         cors: config.cors.clone().map(Arc::new),
@@ -107,17 +99,18 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
 
 fn dispatch(
     config: &Config,
-    (admission, body_memory): (&Admission, &BodyMemory),
-    (router, scale, upstream): (&Arc<Router>, &Arc<Autoscale>, &Upstream),
+    admission: &Admission,
+    body_memory: &BodyMemory,
+    router: &Arc<Router>,
+    scale: &Arc<Autoscale>,
+    upstream: &Upstream,
     keyer: KeyerConfig,
 ) -> io::Result<Dispatch> {
     let metrics = router.metrics();
     let tokenizers = config.tokenizers.iter().map(|(name, dir)| (name.as_str(), dir.as_path()));
     let tokens =
         TokenKeyer::load(tokenizers, body_memory.prompts(), Arc::clone(metrics)).map_err(io::Error::other)?;
-    let retry_budget = Arc::new(Mutex::new(RetryBudget::new(router.now())));
-    let own_faults = Arc::new(ClientFaults::new(keyer.key));
-    let poisons = Arc::new(Poisons::new(keyer.key));
+    let retries = RetryLimits::new(keyer.key, router.now());
     let reader = BodyReader {
         keyer,
         ignored: Arc::new(Ignored::new(&config.ignored).map_err(io::Error::other)?),
@@ -127,7 +120,7 @@ fn dispatch(
     Ok(Dispatch {
         admission: admission.clone(),
         reader,
-        resumer: resumer(config, router, upstream, (&retry_budget, &own_faults, &poisons)),
+        resumer: resumer(config, router, upstream, retries.clone()),
         router: Arc::clone(router),
         scale: Arc::clone(scale),
         upstream: upstream.clone(),
@@ -140,22 +133,14 @@ fn dispatch(
         ask_usage: config.ask_usage,
         require_model: config.require_model,
         timeouts: config.timeouts,
-        retry_budget,
-        own_faults,
-        poisons,
+        retries,
     })
 }
 
-fn resumer(
-    config: &Config,
-    router: &Arc<Router>,
-    upstream: &Upstream,
-    (budget, own_faults, poisons): (&Arc<Mutex<RetryBudget>>, &Arc<ClientFaults>, &Arc<Poisons>),
-) -> Arc<Resumer> {
+fn resumer(config: &Config, router: &Arc<Router>, upstream: &Upstream, retries: RetryLimits) -> Arc<Resumer> {
     let metrics = Arc::clone(router.metrics());
     let (router, upstream) = (Arc::clone(router), upstream.clone());
-    let shared = (Arc::clone(budget), Arc::clone(own_faults), Arc::clone(poisons));
-    Arc::new(Resumer::new(router, upstream, shared, metrics, config.resume))
+    Arc::new(Resumer::new(router, upstream, retries, metrics, config.resume))
 }
 
 /// Where spans go, if they do.

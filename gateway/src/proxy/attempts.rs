@@ -187,8 +187,8 @@ impl<'a> Attempts<'a> {
     }
 
     fn is_own_fault(&self, status: StatusCode) -> bool {
-        let Dispatch { own_faults, router, .. } = self.dispatch;
-        own_faults.knows(self.asked, RequestFailure::Status(status), router.now())
+        let Dispatch { retries, router, .. } = self.dispatch;
+        retries.own_faults.knows(self.asked, RequestFailure::Status(status), router.now())
     }
 
     fn unanswered(&mut self, worker: &Arc<Worker>, mut ticket: Box<Ticket>, error: SendError) -> Miss {
@@ -213,9 +213,9 @@ impl<'a> Attempts<'a> {
             SendError::Lost(_) => {
                 self.worked += 1;
                 self.accuse(&mut ticket, worker, Charge::Lost, &error);
-                let Dispatch { poisons, router, .. } = self.dispatch;
+                let Dispatch { retries, router, .. } = self.dispatch;
                 self.asked.broken.note();
-                self.suspect = poisons.broke(self.asked, worker.id, router.now());
+                self.suspect = retries.poisons.broke(self.asked, worker.id, router.now());
                 self.asked.may_repeat() && self.asked.broken.may_break_another()
             }
             // Nobody's fault; or the gateway's own.
@@ -238,7 +238,7 @@ impl<'a> Attempts<'a> {
 
     /// Another worker, if one may be asked.
     async fn another(&mut self, miss: &Miss) -> Option<Choice> {
-        let Dispatch { router, retry_budget, metrics, .. } = self.dispatch;
+        let Dispatch { router, retries, metrics, .. } = self.dispatch;
         let over = self.tried.len() >= MAX_ASKED || self.worked >= MAX_ATTEMPTS;
         let info = &self.asked.info;
         if !miss.may_repeat || over || !router.has_another(info, &self.tried) {
@@ -246,7 +246,7 @@ impl<'a> Attempts<'a> {
         }
         let now = router.now();
         let taken = {
-            let mut budget = retry_budget.lock();
+            let mut budget = retries.budget.lock();
             miss.is_local || if miss.in_doubt { budget.take_in_doubt(now) } else { budget.take(now) }
         };
         if !taken {
@@ -267,9 +267,9 @@ impl<'a> Attempts<'a> {
     /// it is its own.
     fn last_word(&mut self) -> Result<Response, Error> {
         if self.opinions.len() > 1 {
-            let Dispatch { own_faults, router, .. } = self.dispatch;
+            let Dispatch { retries, router, .. } = self.dispatch;
             let note = |status: &StatusCode| {
-                own_faults.note(self.asked, RequestFailure::Status(*status), router.now());
+                retries.own_faults.note(self.asked, RequestFailure::Status(*status), router.now());
             };
             self.opinions.iter().for_each(note);
             self.accusations.clear();

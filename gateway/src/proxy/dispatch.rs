@@ -15,9 +15,8 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method, Version, request::Parts};
 use http_body::Body;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use keyway_core::{RetryBudget, index::WorkerId, pick::Pick};
+use keyway_core::{index::WorkerId, pick::Pick};
 use keyway_wire::block_hash::Chain;
-use parking_lot::Mutex;
 
 use crate::{
     access::{
@@ -50,11 +49,11 @@ use crate::{
         asked::Asked,
         attempts::Attempts,
         body::{BoxError, Request, Response, full},
-        own_fault::ClientFaults,
-        poison::{Broken, Poisons},
+        poison::Broken,
         reading::{BodyReader, Sender},
         relay::Terms,
         resume::Resumer,
+        retry_limits::RetryLimits,
         silence, whom,
     },
     routing::Router,
@@ -95,12 +94,8 @@ pub struct Dispatch {
     pub ask_usage: bool,
     /// How long the parts of a request may take.
     pub timeouts: Timeouts,
-    /// How many requests may be sent again.
-    pub retry_budget: Arc<Mutex<RetryBudget>>,
-    /// Whose requests were refused for their own fault.
-    pub own_faults: Arc<ClientFaults>,
-    /// Bodies that broke workers.
-    pub poisons: Arc<Poisons>,
+    /// What bounds the attempts of all requests.
+    pub retries: RetryLimits,
     /// Lets streams outlive their worker.
     pub resumer: Arc<Resumer>,
 }
@@ -244,8 +239,8 @@ impl Dispatch {
         let series = self.metrics.model(info.model.as_deref());
         record.model(Arc::clone(&series));
         let now = self.router.at(read);
-        let suspect = self.poisons.look(&content.text, now)?;
-        self.retry_budget.lock().request();
+        let suspect = self.retries.poisons.look(&content.text, now)?;
+        self.retries.budget.lock().request();
         let demand = self.scale.enter(&self.router, info, now);
         let mut choice = match info.owner {
             // There is no other to wait for.

@@ -26,7 +26,7 @@ use keyway_core::breaker::Verdict;
 pub use self::account::RelayedRequest;
 use self::{
     account::Account,
-    meter::{Meter, is_media},
+    meter::{Meter, Metered, is_media},
     patience::{Due, Patience},
     screen::{Failing, Screen, Seen},
 };
@@ -85,7 +85,8 @@ pub fn relay(
     let meter = told.info.metered.then(|| told.record.visit()).flatten().map(|visit| {
         let info = &told.info;
         let is_text = kind.is_none_or(|kind| !is_media(kind));
-        Box::new(Meter::new(visit, (terms.api, info.work, info.background), (parts.status, is_text)))
+        let (work, background, status) = (info.work, info.background, parts.status);
+        Box::new(Meter::new(visit, Metered { api: terms.api, work, background, status, is_text }))
     });
     if events.is_some() {
         // What is added to the stream, or taken out of it, is not in its length.

@@ -22,9 +22,8 @@ use std::{fmt, future::Future, pin::Pin, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderMap, Method};
-use keyway_core::{RetryBudget, index::WorkerId};
+use keyway_core::index::WorkerId;
 use keyway_wire::{extension::RequestExtension, headers::NUMERICS_ID};
-use parking_lot::Mutex;
 
 pub use self::again::Begun;
 use self::{
@@ -41,11 +40,7 @@ use crate::{
     fleet::Worker,
     limits::RESUME_BODY_BYTES_MAX,
     metrics::{Metrics, Obstacle},
-    proxy::{
-        asked::Asked,
-        own_fault::{ClientFaults, RequestFailure},
-        poison::{Poisons, Suspect},
-    },
+    proxy::{asked::Asked, own_fault::RequestFailure, poison::Suspect, retry_limits::RetryLimits},
     routing::{Router, Ticket},
     upstream::Upstream,
 };
@@ -55,9 +50,7 @@ use crate::{
 pub struct Resumer {
     router: Arc<Router>,
     upstream: Upstream,
-    budget: Arc<Mutex<RetryBudget>>,
-    own_faults: Arc<ClientFaults>,
-    poisons: Arc<Poisons>,
+    retries: RetryLimits,
     metrics: Arc<Metrics>,
     memory: Arc<Memory>,
     on: bool,
@@ -111,7 +104,7 @@ impl Resumer {
     pub fn new(
         router: Arc<Router>,
         upstream: Upstream,
-        (budget, own_faults, poisons): (Arc<Mutex<RetryBudget>>, Arc<ClientFaults>, Arc<Poisons>),
+        retries: RetryLimits,
         metrics: Arc<Metrics>,
         config: ResumeConfig,
     ) -> Self {
@@ -119,7 +112,7 @@ impl Resumer {
         let memory = Arc::new(Memory::new(memory_bytes, metrics.resume.bytes.clone()));
         let on = memory_bytes > 0;
         let by_text = on && continue_text;
-        Self { router, upstream, budget, own_faults, poisons, metrics, memory, on, by_text }
+        Self { router, upstream, retries, metrics, memory, on, by_text }
     }
 
     /// Whether a worker's streams are continued by their text: then it is good to know how many tokens that
@@ -213,19 +206,19 @@ impl ResumeState {
     /// Whether requests like this were blamed in band by several workers lately: it is not tried elsewhere
     /// then.
     pub fn is_own_fault(&self) -> bool {
-        let Resumer { own_faults, router, .. } = &*self.resumer;
-        own_faults.knows(&self.asked, RequestFailure::InBand, router.now())
+        let Resumer { retries, router, .. } = &*self.resumer;
+        retries.own_faults.knows(&self.asked, RequestFailure::InBand, router.now())
     }
 
     /// This one was.
     pub fn note_own_fault(&self) {
-        let Resumer { own_faults, router, .. } = &*self.resumer;
-        own_faults.note(&self.asked, RequestFailure::InBand, router.now());
+        let Resumer { retries, router, .. } = &*self.resumer;
+        retries.own_faults.note(&self.asked, RequestFailure::InBand, router.now());
     }
 
     /// The worker broke before anything of the answer came.
     pub fn broke_unbegun(&self, worker: WorkerId) -> Option<Suspect> {
-        self.resumer.poisons.broke(&self.asked, worker, self.resumer.router.now())
+        self.resumer.retries.poisons.broke(&self.asked, worker, self.resumer.router.now())
     }
 
     /// Asks another worker for the rest; then the request's part in its model's demand goes from the ticket

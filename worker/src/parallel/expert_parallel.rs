@@ -141,7 +141,9 @@ mod linux {
         #[cfg(feature = "cuda")]
         pub(crate) fn on_gpus(
             options: &ExpertParallelOptions,
-            (model, quantize, fp8_kv): (ModelSource, Quantize, bool),
+            model: ModelSource,
+            quantize: Quantize,
+            fp8_kv: bool,
             most: [usize; 2],
             words: usize,
             [first, count]: [usize; 2],

@@ -133,9 +133,10 @@ mod linux {
             let groups = model.info.cache_groups.len();
             words = words.max(step_words(&limits, groups, kv, model.max_model_len)).max(model.output_words);
         }
-        let what = (options.model.clone(), options.quantize, options.fp8_kv);
         let limits = [limits.max_batched_tokens, limits.max_running];
-        let ranks = Ranks::on_gpus(&options.expert_parallel, what, limits, words, model.gpus);
+        let (source, quantize, fp8_kv) = (options.model.clone(), options.quantize, options.fp8_kv);
+        let gpus = model.gpus;
+        let ranks = Ranks::on_gpus(&options.expert_parallel, source, quantize, fp8_kv, limits, words, gpus);
         let group = GroupOptions { attention, ..GroupOptions::of_devices(&options.expert_parallel) };
         let supervisor = Box::new(Processes::new(ranks));
         // Devices quantise what is stored.

@@ -63,8 +63,11 @@ impl Placement {
 
     /// Of slots, `count` of them new. The placement's worker's place, and its number among all.
     pub(super) fn claims(
-        (worker, place, sequence): (WorkerId, u16, u32),
-        (count, claims): (u32, Vec<u32>),
+        worker: WorkerId,
+        place: u16,
+        sequence: u32,
+        count: u32,
+        claims: Vec<u32>,
         accepted: &Arc<Accepted>,
     ) -> Self {
         let accepted = (!claims.is_empty()).then(|| Arc::clone(accepted));

@@ -19,32 +19,36 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Meter {
     visit: Arc<Visit>,
-    api: Api,
-    work: Work,
-    /// It is computed to its end, whoever leaves.
-    background: bool,
-    status: StatusCode,
+    answer: Metered,
     passed: StreamCount,
     /// Bytes of an answer that is no stream.
     bytes: u64,
-    /// Whether those are text.
-    is_text: bool,
     failed: bool,
 }
 
+/// What an answer is charged by, besides what passes of it.
+#[derive(Debug)]
+pub(super) struct Metered {
+    /// Whose events it has, if it is a stream.
+    pub(super) api: Api,
+    /// What the request makes its worker compute.
+    pub(super) work: Work,
+    /// Whether it is computed to its end though its client leaves.
+    pub(super) background: bool,
+    /// The worker's status.
+    pub(super) status: StatusCode,
+    /// Whether its body is text, so that its bytes say how many tokens it has.
+    pub(super) is_text: bool,
+}
+
 impl Meter {
-    pub(super) fn new(
-        visit: Arc<Visit>,
-        (api, work, background): (Api, Work, bool),
-        (status, is_text): (StatusCode, bool),
-    ) -> Self {
-        let (passed, bytes, failed) = (StreamCount::default(), 0, false);
-        Self { visit, api, work, background, status, passed, bytes, is_text, failed }
+    pub(super) fn new(visit: Arc<Visit>, answer: Metered) -> Self {
+        Self { visit, answer, passed: StreamCount::default(), bytes: 0, failed: false }
     }
 
     /// Events go to the client.
     pub(super) fn saw(&mut self, events: &[u8]) {
-        self.passed.see(self.api, events);
+        self.passed.see(self.answer.api, events);
         self.visit.passes(self.passed.tokens());
     }
 
@@ -86,11 +90,11 @@ impl Meter {
     fn unsaid(&self, tap: &UsageTap, whole: bool) -> Used {
         let answer = self.passed.tokens().max(self.unstreamed(tap, whole));
         match answer {
-            _ if !self.status.is_success() => Used::Nothing,
-            0 if self.failed || self.work == Work::Counts => Used::Nothing,
+            _ if !self.answer.status.is_success() => Used::Nothing,
+            0 if self.failed || self.answer.work == Work::Counts => Used::Nothing,
             // It has begun, and what comes of it will be asked for some other way.
-            _ if self.background && !self.failed => Used::Most,
-            0 if self.work == Work::Generates && whole && self.bytes > 0 => Used::Most,
+            _ if self.answer.background && !self.failed => Used::Most,
+            0 if self.answer.work == Work::Generates && whole && self.bytes > 0 => Used::Most,
             answer => Used::Passed(answer),
         }
     }
@@ -100,8 +104,8 @@ impl Meter {
         match tap {
             UsageTap::Body(..) if whole => tap.tokens(),
             // Numbers, mostly.
-            _ if self.work == Work::Pools => 0,
-            _ if self.is_text => self.bytes.div_ceil(BYTES_PER_TOKEN),
+            _ if self.answer.work == Work::Pools => 0,
+            _ if self.answer.is_text => self.bytes.div_ceil(BYTES_PER_TOKEN),
             _ => 0,
         }
     }

@@ -56,7 +56,7 @@ pub struct Begun {
 
 impl Search {
     pub(super) async fn run(mut self) -> Result<Begun, Obstacle> {
-        let Resumer { router, upstream, budget, metrics, .. } = &*self.resumer;
+        let Resumer { router, upstream, retries, metrics, .. } = &*self.resumer;
         let path = self.asked.parts.uri.path();
         let mut accusations = Vec::new();
         loop {
@@ -66,7 +66,7 @@ impl Search {
             let mut choice =
                 router.choose(&self.asked.info, &self.excluded()).await.map_err(|_| Obstacle::NoWorker)?;
             let taken = {
-                let (mut budget, now) = (budget.lock(), router.now());
+                let (mut budget, now) = (retries.budget.lock(), router.now());
                 if self.in_doubt { budget.take_in_doubt(now) } else { budget.take(now) }
             };
             if !taken {
@@ -99,7 +99,7 @@ impl Search {
                 Err(SendError::Lost(_)) => {
                     accusations.push(choice.ticket.accuse(Charge::Lost, path));
                     self.asked.broken.note();
-                    self.suspect = self.resumer.poisons.broke(&self.asked, worker.id, router.now());
+                    self.suspect = self.resumer.retries.poisons.broke(&self.asked, worker.id, router.now());
                 }
                 // Nobody's fault; or the gateway's own.
                 Err(SendError::Raced | SendError::Local(_)) => {}

@@ -24,10 +24,10 @@ pub fn synthetic_on_gpus(
     let experts = model.experts();
     let most = experts.iter().copied().max().unwrap_or(0);
     let metrics = ExpertMetrics::new(options.size, most).map_err(|e| e.to_string())?;
-    // Ranks are told of a model, and know better.
-    let what = (ModelSource::Random, Quantize::None, false);
     let (words, gpus) = (experts.iter().sum(), [0, Gpu::count()]);
-    let ranks = Ranks::on_gpus(options, what, [tokens_max, tokens_max], words, gpus);
+    // Ranks are told of a model, and know better.
+    let (source, quantize, limits) = (ModelSource::Random, Quantize::None, [tokens_max; 2]);
+    let ranks = Ranks::on_gpus(options, source, quantize, false, limits, words, gpus);
     let store = Store::synthetic(config).map_err(|e| e.to_string())?;
     let supervisor = Box::new(Processes::new(ranks));
     let group = ExpertGroup::over(store, GroupOptions::of_devices(options), supervisor, metrics);
