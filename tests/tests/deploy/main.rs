@@ -13,5 +13,6 @@ mod external_scaler;
 mod first_worker;
 mod kubernetes;
 mod manifests;
+mod notices;
 mod page;
 mod prometheus;
