@@ -1,0 +1,197 @@
+//! What is public has a name of its own in its crate, and docs that say more than the name. Parameters have names, too: a
+//! tuple of three is a struct that nobody has named.
+#![allow(clippy::expect_used, reason = "helpers of tests fail the test by panicking")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use keyway_tests::bins::workspace_root;
+use syn::visit::{self, Visit};
+
+/// Words of a doc that says next to nothing.
+const SHORT_DOC_WORDS: usize = 3;
+/// How many docs of the repository may be that short.
+const SHORT_DOCS_MAX: usize = 200;
+/// Parts of a tuple that is a parameter.
+const TUPLE_PARTS_MAX: usize = 2;
+
+/// The crates, by the folders of their sources.
+const CRATES: [&str; 11] = [
+    "gateway/src",
+    "gateway/clients/src",
+    "gateway/core/src",
+    "gateway/lines/src",
+    "gateway/text/src",
+    "gateway/wire/src",
+    "gateway/zmq/src",
+    "kernels/src",
+    "loadtest/src",
+    "worker/src",
+    "tests/src",
+];
+
+/// What is found in one file, tests left out.
+#[derive(Default)]
+struct Found {
+    public_types: Vec<String>,
+    short_docs: Vec<String>,
+    tuples: Vec<String>,
+}
+
+/// Whether an item is compiled for tests alone.
+fn is_of_tests(attributes: &[syn::Attribute]) -> bool {
+    attributes.iter().any(|attribute| {
+        let of = |list: &syn::MetaList| list.tokens.to_string() == "test";
+        attribute.path().is_ident("cfg") && attribute.meta.require_list().is_ok_and(of)
+    })
+}
+
+/// An item's doc comment, as one line.
+fn doc(attributes: &[syn::Attribute]) -> Option<String> {
+    let line = |attribute: &syn::Attribute| {
+        let syn::Meta::NameValue(pair) = &attribute.meta else { return None };
+        let syn::Expr::Lit(literal) = &pair.value else { return None };
+        let syn::Lit::Str(text) = &literal.lit else { return None };
+        pair.path.is_ident("doc").then(|| text.value().trim().to_owned())
+    };
+    let lines: Vec<String> = attributes.iter().filter_map(line).collect();
+    (!lines.is_empty()).then(|| lines.join(" "))
+}
+
+impl Found {
+    fn take_type(&mut self, visibility: &syn::Visibility, name: &syn::Ident) {
+        if matches!(visibility, syn::Visibility::Public(_)) {
+            self.public_types.push(name.to_string());
+        }
+    }
+}
+
+impl<'a> Visit<'a> for Found {
+    fn visit_item(&mut self, item: &'a syn::Item) {
+        let attributes = match item {
+            syn::Item::Mod(item) => &item.attrs,
+            syn::Item::Impl(item) => &item.attrs,
+            syn::Item::Fn(item) => &item.attrs,
+            _ => &[][..],
+        };
+        if !is_of_tests(attributes) {
+            visit::visit_item(self, item);
+        }
+    }
+
+    fn visit_attributes(&mut self, attributes: &'a [syn::Attribute]) {
+        if let Some(doc) = doc(attributes)
+            && doc.split_whitespace().count() <= SHORT_DOC_WORDS
+        {
+            self.short_docs.push(doc);
+        }
+    }
+
+    fn visit_item_struct(&mut self, item: &'a syn::ItemStruct) {
+        self.take_type(&item.vis, &item.ident);
+        visit::visit_item_struct(self, item);
+    }
+
+    fn visit_item_enum(&mut self, item: &'a syn::ItemEnum) {
+        self.take_type(&item.vis, &item.ident);
+        visit::visit_item_enum(self, item);
+    }
+
+    fn visit_item_trait(&mut self, item: &'a syn::ItemTrait) {
+        self.take_type(&item.vis, &item.ident);
+        visit::visit_item_trait(self, item);
+    }
+
+    fn visit_item_type(&mut self, item: &'a syn::ItemType) {
+        self.take_type(&item.vis, &item.ident);
+        visit::visit_item_type(self, item);
+    }
+
+    fn visit_signature(&mut self, signature: &'a syn::Signature) {
+        for input in &signature.inputs {
+            if let syn::FnArg::Typed(typed) = input
+                && let syn::Type::Tuple(tuple) = &*typed.ty
+                && tuple.elems.len() > TUPLE_PARTS_MAX
+            {
+                self.tuples.push(signature.ident.to_string());
+            }
+        }
+        visit::visit_signature(self, signature);
+    }
+}
+
+fn walk(dir: &Path, look: &mut impl FnMut(&Path, &Found)) {
+    for entry in fs::read_dir(dir).expect("a readable folder") {
+        let path = entry.expect("an entry").path();
+        if path.file_stem().is_some_and(|name| name == "tests") {
+            continue;
+        }
+        if path.is_dir() {
+            walk(&path, look);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).expect("UTF-8");
+            look(&path, &found(&text));
+        }
+    }
+}
+
+fn found(text: &str) -> Found {
+    let mut found = Found::default();
+    found.visit_file(&syn::parse_file(text).expect("Rust"));
+    found
+}
+
+#[test]
+fn no_two_public_types_of_a_crate_share_a_name() {
+    for dir in CRATES {
+        let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        walk(&workspace_root().join(dir), &mut |path, found| {
+            for name in &found.public_types {
+                places.entry(name.clone()).or_default().push(path.display().to_string());
+            }
+        });
+        places.retain(|_, places| places.len() > 1);
+        assert!(places.is_empty(), "{dir}: {places:#?}");
+    }
+}
+
+#[test]
+fn no_parameter_is_a_tuple_of_three() {
+    let mut tuples = Vec::new();
+    for dir in CRATES {
+        walk(&workspace_root().join(dir), &mut |path, found| {
+            tuples.extend(found.tuples.iter().map(|name| format!("{}: {name}", path.display())));
+        });
+    }
+    assert!(tuples.is_empty(), "{tuples:#?}");
+}
+
+#[test]
+fn docs_say_more_than_names() {
+    let (mut count, mut most) = (0, BTreeMap::new());
+    for dir in CRATES {
+        walk(&workspace_root().join(dir), &mut |path, found| {
+            count += found.short_docs.len();
+            if !found.short_docs.is_empty() {
+                most.insert((found.short_docs.len(), path.display().to_string()), found.short_docs.clone());
+            }
+        });
+    }
+    let worst: Vec<_> = most.iter().rev().take(10).collect();
+    assert!(
+        count < SHORT_DOCS_MAX,
+        "{count} docs have {SHORT_DOC_WORDS} words or fewer; say unit, range or source: {worst:#?}"
+    );
+}
+
+#[test]
+fn what_is_counted_is_seen() {
+    let text = "/// A type.\npub struct A { /// Its name.\npub b: u8 }\npub enum B { /// Seen wherever it stands.\nC }\n\
+        pub(crate) struct A2;\n#[cfg(test)] mod tests { /// X.\npub struct A; }\n\
+        impl A { fn f((a, b, c): (u8, u8, u8), (d, e): (u8, u8)) {} }";
+    let found = found(text);
+    assert_eq!(found.public_types, ["A", "B"]);
+    assert_eq!(found.short_docs, ["A type.", "Its name."]);
+    assert_eq!(found.tuples, ["f"]);
+}
