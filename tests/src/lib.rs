@@ -26,6 +26,7 @@ pub mod ports;
 pub mod probe_shield;
 pub mod process;
 pub mod resources;
+pub mod sources;
 pub mod sse;
 pub mod tls;
 pub mod tools;

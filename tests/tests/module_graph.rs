@@ -4,10 +4,8 @@
 //! it.
 #![allow(clippy::expect_used, reason = "helpers of tests fail the test by panicking")]
 
-use std::fs;
-use std::path::Path;
-
 use keyway_tests::bins::workspace_root;
+use keyway_tests::sources::{self, is_of_tests};
 use syn::visit::{self, Visit};
 
 /// A crate whose rooms have an order.
@@ -166,14 +164,6 @@ impl Paths {
     }
 }
 
-/// Whether an item is compiled for tests alone.
-fn is_of_tests(attributes: &[syn::Attribute]) -> bool {
-    attributes.iter().any(|attribute| {
-        let of = |list: &syn::MetaList| list.tokens.to_string() == "test";
-        attribute.path().is_ident("cfg") && attribute.meta.require_list().is_ok_and(of)
-    })
-}
-
 impl<'a> Visit<'a> for Paths {
     fn visit_item_mod(&mut self, item: &'a syn::ItemMod) {
         if !is_of_tests(&item.attrs) {
@@ -219,8 +209,7 @@ fn module_of(file: &str) -> Vec<String> {
 
 /// Whether a file is the crate's root, or compiled for tests alone.
 fn is_left_out(file: &str) -> bool {
-    let module = module_of(file);
-    ["lib", "main"].contains(&file.trim_end_matches(".rs")) || module.iter().any(|name| name == "tests")
+    ["lib.rs", "main.rs"].contains(&file) || sources::is_test(file)
 }
 
 /// Every import from one room to another, tests left out.
@@ -266,24 +255,8 @@ fn faults(house: &House, sources: &[Source]) -> Vec<String> {
     faults
 }
 
-/// All Rust files below a folder.
-fn sources(root: &Path, dir: &Path, into: &mut Vec<Source>) {
-    for entry in fs::read_dir(dir).expect("a readable folder") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            sources(root, &path, into);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let file = path.strip_prefix(root).expect("below the root").to_string_lossy().into_owned();
-            into.push((file, fs::read_to_string(&path).expect("UTF-8")));
-        }
-    }
-}
-
 fn sources_of(house: &House) -> Vec<Source> {
-    let root = workspace_root().join(house.src);
-    let mut found = Vec::new();
-    sources(&root, &root, &mut found);
-    found
+    sources::below(&workspace_root().join(house.src))
 }
 
 #[test]

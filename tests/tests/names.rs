@@ -3,10 +3,9 @@
 #![allow(clippy::expect_used, reason = "helpers of tests fail the test by panicking")]
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
 
 use keyway_tests::bins::workspace_root;
+use keyway_tests::sources;
 use syn::visit::{self, Visit};
 
 /// Words of a doc that says next to nothing.
@@ -39,14 +38,6 @@ struct Found {
     tuples: Vec<String>,
 }
 
-/// Whether an item is compiled for tests alone.
-fn is_of_tests(attributes: &[syn::Attribute]) -> bool {
-    attributes.iter().any(|attribute| {
-        let of = |list: &syn::MetaList| list.tokens.to_string() == "test";
-        attribute.path().is_ident("cfg") && attribute.meta.require_list().is_ok_and(of)
-    })
-}
-
 /// An item's doc comment, as one line.
 fn doc(attributes: &[syn::Attribute]) -> Option<String> {
     let line = |attribute: &syn::Attribute| {
@@ -75,7 +66,7 @@ impl<'a> Visit<'a> for Found {
             syn::Item::Fn(item) => &item.attrs,
             _ => &[][..],
         };
-        if !is_of_tests(attributes) {
+        if !sources::is_of_tests(attributes) {
             visit::visit_item(self, item);
         }
     }
@@ -121,19 +112,11 @@ impl<'a> Visit<'a> for Found {
     }
 }
 
-fn walk(dir: &Path, look: &mut impl FnMut(&Path, &Found)) {
-    for entry in fs::read_dir(dir).expect("a readable folder") {
-        let path = entry.expect("an entry").path();
-        if path.file_stem().is_some_and(|name| name == "tests") {
-            continue;
-        }
-        if path.is_dir() {
-            walk(&path, look);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let text = fs::read_to_string(&path).expect("UTF-8");
-            look(&path, &found(&text));
-        }
-    }
+/// What is found in each file of a crate.
+fn each_of(dir: &str) -> impl Iterator<Item = (String, Found)> {
+    let sources = sources::below(&workspace_root().join(dir)).into_iter();
+    let files = sources.filter(|(file, _)| !sources::is_test(file));
+    files.map(move |(file, text)| (format!("{dir}/{file}"), found(&text)))
 }
 
 fn found(text: &str) -> Found {
@@ -146,11 +129,11 @@ fn found(text: &str) -> Found {
 fn no_two_public_types_of_a_crate_share_a_name() {
     for dir in CRATES {
         let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        walk(&workspace_root().join(dir), &mut |path, found| {
-            for name in &found.public_types {
-                places.entry(name.clone()).or_default().push(path.display().to_string());
+        for (file, found) in each_of(dir) {
+            for name in found.public_types {
+                places.entry(name).or_default().push(file.clone());
             }
-        });
+        }
         places.retain(|_, places| places.len() > 1);
         assert!(places.is_empty(), "{dir}: {places:#?}");
     }
@@ -160,9 +143,9 @@ fn no_two_public_types_of_a_crate_share_a_name() {
 fn no_parameter_is_a_tuple_of_three() {
     let mut tuples = Vec::new();
     for dir in CRATES {
-        walk(&workspace_root().join(dir), &mut |path, found| {
-            tuples.extend(found.tuples.iter().map(|name| format!("{}: {name}", path.display())));
-        });
+        for (file, found) in each_of(dir) {
+            tuples.extend(found.tuples.iter().map(|name| format!("{file}: {name}")));
+        }
     }
     assert!(tuples.is_empty(), "{tuples:#?}");
 }
@@ -171,12 +154,10 @@ fn no_parameter_is_a_tuple_of_three() {
 fn docs_say_more_than_names() {
     let (mut count, mut most) = (0, BTreeMap::new());
     for dir in CRATES {
-        walk(&workspace_root().join(dir), &mut |path, found| {
+        for (file, found) in each_of(dir).filter(|(_, found)| !found.short_docs.is_empty()) {
             count += found.short_docs.len();
-            if !found.short_docs.is_empty() {
-                most.insert((found.short_docs.len(), path.display().to_string()), found.short_docs.clone());
-            }
-        });
+            most.insert((found.short_docs.len(), file), found.short_docs);
+        }
     }
     let worst: Vec<_> = most.iter().rev().take(10).collect();
     assert!(
