@@ -2,6 +2,7 @@
 //! what may be said of a worker in `config/worker.rs`; where a value comes from (flag, environment, file,
 //! default) is decided in `args.rs`.
 
+mod address;
 mod cors;
 mod discovery;
 mod file;
@@ -23,6 +24,7 @@ use keyway_core::{pick::Policy, waiting_room::RoomRules};
 use keyway_wire::block_hash::HashKey;
 
 pub use self::{
+    address::listen_address,
     cors::{Cors, CorsFile, OneOrMany, Origins},
     discovery::{DiscoveryConfig, DiscoveryFile, DnsName, HostRule},
     file::{AuthFile, File, IgnoreTable, LimitsFile, ModelTable, RoutingFile},

@@ -2,17 +2,15 @@
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::Parser;
 use keyway::{
-    access::tenants::{hex, key_hash},
-    config::{Config, File},
     machine::{
         cores::{self, Cores},
         descriptors, heap, log, panics,
     },
     process::{
-        args::{Cli, Command, ConfigCommand, ServeArgs},
-        run,
+        args::{Cli, ServeArgs},
+        commands, run,
         signals::Signals,
     },
 };
@@ -20,15 +18,7 @@ use keyway::{
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command {
-        Some(Command::Completions { shell }) => {
-            clap_complete::generate(shell, &mut Cli::command(), "keyway", &mut std::io::stdout());
-            Ok(())
-        }
-        Some(Command::NewKey) => new_key(),
-        Some(Command::Config { command: ConfigCommand::Schema }) => schema(),
-        Some(Command::Config { command: ConfigCommand::Check(args) }) => {
-            args.resolve().map(|c| check(&c)).map_err(Into::into)
-        }
+        Some(command) => commands::run(command),
         None => serve(&cli.serve),
     };
     match result {
@@ -41,26 +31,6 @@ fn main() -> ExitCode {
 }
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
-
-fn schema() -> Outcome {
-    println!("{}", serde_json::to_string_pretty(&schemars::schema_for!(File))?);
-    Ok(())
-}
-
-fn new_key() -> Outcome {
-    let mut bits = [0; 32];
-    rustls::crypto::ring::default_provider()
-        .secure_random
-        .fill(&mut bits)
-        .map_err(|_| "the system gives no random bits")?;
-    let key = format!("kw-{}", hex(&bits));
-    println!("key         {key}\nkey_sha256  {}", hex(&key_hash(key.as_bytes())));
-    Ok(())
-}
-
-fn check(config: &Config) {
-    println!("The configuration is valid.\n{config:#?}");
-}
 
 fn serve(args: &ServeArgs) -> Outcome {
     let config = args.clone().resolve()?;

@@ -2,6 +2,7 @@
 
 pub mod args;
 pub mod assemble;
+pub mod commands;
 #[cfg(feature = "embedded-worker")]
 pub mod embedded;
 pub mod handover;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     ConfigError, CorsFile, DiscoveryFile, PeersFile, ResumeFile, ScaleFile, StoredStateFile, TracesFile,
-    WorkerEntry,
+    WorkerEntry, address, worker_url::without_secret,
 };
 use crate::{machine::log::LogFormat, net::tls::TlsFiles};
 
@@ -17,8 +17,10 @@ use crate::{machine::log::LogFormat, net::tls::TlsFiles};
 #[serde(deny_unknown_fields, default)]
 pub struct File {
     /// Address that clients use.
+    #[serde(deserialize_with = "address::read")]
     pub listen: Option<SocketAddr>,
     /// Address for operators: metrics, readiness, the fleet.
+    #[serde(deserialize_with = "address::read")]
     pub admin_listen: Option<SocketAddr>,
     /// Unix socket over which a new process takes the listening sockets from the old one, so that a restart
     /// refuses nobody.
@@ -202,5 +204,36 @@ impl File {
             let line = text.lines().nth(number - 1).unwrap_or_default().trim();
             ConfigError(format!("line {number}, `{line}`: {}", error.message().replace('\n', "; ")))
         })
+    }
+
+    /// What of it differs from the defaults, as TOML; passwords in URLs are left out.
+    pub fn shown(&self) -> String {
+        let table = |file: &Self| toml::Table::try_from(file).unwrap_or_default();
+        let mut shown = table(self);
+        leave_out(&mut shown, &table(&Self::default()));
+        hide_secrets(shown.iter_mut().map(|(_, value)| value));
+        shown.to_string()
+    }
+}
+
+/// Takes out of a table what the defaults say as well, and tables that are empty then.
+fn leave_out(table: &mut toml::Table, defaults: &toml::Table) {
+    table.retain(|key, value| match (value, defaults.get(key)) {
+        (toml::Value::Table(inner), Some(toml::Value::Table(inner_defaults))) => {
+            leave_out(inner, inner_defaults);
+            !inner.is_empty()
+        }
+        (value, default) => default != Some(value),
+    });
+}
+
+fn hide_secrets<'a>(values: impl Iterator<Item = &'a mut toml::Value>) {
+    for value in values {
+        match value {
+            toml::Value::String(text) if text.contains("://") => *text = without_secret(text),
+            toml::Value::Array(items) => hide_secrets(items.iter_mut()),
+            toml::Value::Table(table) => hide_secrets(table.iter_mut().map(|(_, value)| value)),
+            _ => {}
+        }
     }
 }

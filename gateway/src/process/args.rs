@@ -6,7 +6,7 @@ use std::{fs, net::SocketAddr, num::NonZeroUsize, path::PathBuf};
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
-    config::{Config, ConfigError, File, ModelTable, WorkerEntry},
+    config::{Config, ConfigError, File, ModelTable, WorkerEntry, listen_address},
     machine::log::LogFormat,
     ops::check,
 };
@@ -46,8 +46,12 @@ pub enum Command {
         #[command(subcommand)]
         command: ConfigCommand,
     },
-    /// Print a new API key for a tenant, and its hash for the file of tenants.
-    NewKey,
+    /// Print a new tenant's table for the file of tenants, and its API key on stderr.
+    NewKey {
+        /// The tenant's name
+        #[arg(long, default_value = "NAME")]
+        name: String,
+    },
     /// Print completions for a shell.
     Completions {
         /// The shell.
@@ -58,7 +62,7 @@ pub enum Command {
 /// `keyway config …`
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
-    /// Check the configuration and print what would be in force.
+    /// Check the configuration and print, as TOML, what would be in force and is not the default.
     Check(Box<ServeArgs>),
     /// Print the file's JSON Schema, for editors.
     Schema,
@@ -71,10 +75,10 @@ pub struct ServeArgs {
     #[arg(long, env = "KEYWAY_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Address that clients use [default: 127.0.0.1:8080]
-    #[arg(long, env = "KEYWAY_LISTEN", value_name = "ADDR")]
+    #[arg(long, env = "KEYWAY_LISTEN", value_name = "ADDR", value_parser = listen_address)]
     pub listen: Option<SocketAddr>,
     /// Address for operators: /metrics, /readyz, /workers [default: 127.0.0.1:9090]
-    #[arg(long, env = "KEYWAY_ADMIN_LISTEN", value_name = "ADDR")]
+    #[arg(long, env = "KEYWAY_ADMIN_LISTEN", value_name = "ADDR", value_parser = listen_address)]
     pub admin_listen: Option<SocketAddr>,
     /// Unix socket over which a new process takes the listening sockets from the old one, which then drains;
     /// SIGUSR2 starts the new one
@@ -128,6 +132,18 @@ pub struct ServeArgs {
 impl ServeArgs {
     /// The configuration in force: file, then environment and flags over it.
     pub fn resolve(self) -> Result<Config, ConfigError> {
+        Self::validated(self.merged()?)
+    }
+
+    /// What a file means, once all that it names can be used.
+    pub fn validated(file: File) -> Result<Config, ConfigError> {
+        let config = Config::try_from(file)?;
+        check::can_be_used(&config)?;
+        Ok(config)
+    }
+
+    /// The file, with environment and flags over it.
+    pub fn merged(self) -> Result<File, ConfigError> {
         let mut file = match &self.config {
             Some(path) => read(path)?,
             None => File::default(),
@@ -151,9 +167,7 @@ impl ServeArgs {
         if !self.tokenizer.is_empty() {
             file.model = self.tokenizer.iter().map(|text| model_table(text)).collect::<Result<_, _>>()?;
         }
-        let config = Config::try_from(file)?;
-        check::can_be_used(&config)?;
-        Ok(config)
+        Ok(file)
     }
 }
 

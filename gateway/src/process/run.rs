@@ -22,6 +22,7 @@ use crate::{
     machine::{
         cores::Cores,
         descriptors::{self, Shortages},
+        log::LogFormat,
     },
     metrics::Metrics,
     net,
@@ -280,6 +281,14 @@ impl Gateway {
             clock::sleep(self.reloader.current().await.drain_delay).await;
         }
         self.stop.send_replace(true);
+        let (open, patience) = (self.memory.router.metrics().in_flight.get(), self.intake.drain_timeout());
+        if open > 0 {
+            let seconds = patience.as_secs();
+            tracing::info!(
+                open,
+                "waits at most {seconds} s for requests that are open; a second signal ends it at once"
+            );
+        }
         let drained = self.serving.await.unwrap_or(false);
         if succeeded {
             let _ = (&mut self.operating).await; // its drain is bounded
@@ -338,7 +347,8 @@ pub async fn run(
     let mut taken = config.handover_socket.clone().and_then(|path| gateway.offer(path));
     systemd::ready();
     tracing::info!(policy = %config.policy, workers = config.workers.len(), "listening on {}://{}", gateway.scheme, gateway.addr);
-    if embedded.is_some() {
+    // Who reads lines as JSON reads no others.
+    if embedded.is_some() && config.log_format == LogFormat::Text {
         welcome(&gateway, &config.workers);
     }
     let succeeded = until_the_end(&gateway, &mut signals, &mut taken).await;
@@ -415,6 +425,7 @@ fn welcome(gateway: &Gateway, workers: &[WorkerConfig]) {
          Try:\n  curl http://{addr}/v1/chat/completions -H 'content-type: application/json' \\\n    \
          -d '{{\"model\":\"{model}\",\"messages\":[{{\"role\":\"user\",\"content\":\"How do I add a worker?\"}}],\"stream\":true}}' -N\n  \
          curl http://{admin}/workers\n\n\
+         The operators' page is at http://{admin}/\n\
          With --expose each answer says in its headers which worker served it, and why.\n",
         count = workers.len(),
         names = names.join(", "),

@@ -62,6 +62,51 @@ fn bad_files_are_refused_by_one_line_that_names_the_fault() {
 }
 
 #[test]
+fn what_check_prints_is_a_file_of_all_that_is_not_the_default() {
+    let file = config_file("[limits]\nmax_in_flight = 7\n");
+    let path = file.path().to_str().unwrap();
+    let flags = ["--listen", "localhost:8081", "--worker", "http://u:secret@h:1,http://i:1"];
+    let output = keyway(&[&["config", "check", "--config", path][..], &flags].concat());
+    let shown = String::from_utf8(output.stdout).unwrap();
+    for part in [
+        "# The configuration is valid.",
+        "listen = \"127.0.0.1:8081\"",
+        "max_in_flight = 7",
+        "\"http://i:1\"",
+    ] {
+        assert!(shown.contains(part), "{part} in {shown}");
+    }
+    assert!(!shown.contains("secret") && !shown.contains("Some("), "{shown}");
+    let (code, again) = check(&shown);
+    assert_eq!((code, again), (Some(0), shown));
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    for args in [&["config", "schema"][..], &["completions", "bash"], &["config", "check"], &["new-key"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = Command::new(bin("keyway")).args(args).stdout(writer).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && !said.contains("panicked"), "{args:?}: {said}");
+    }
+}
+
+#[test]
+fn a_new_key_is_a_tenants_table_and_the_key_apart_from_it() {
+    let output = keyway(&["new-key", "--name", "team \"a\""]);
+    let (table, said) =
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    let key = said.split_whitespace().find(|word| word.starts_with("kw-")).expect("a key");
+    assert!(!table.contains(key), "{table}");
+    let parsed: toml::Table = table.parse().unwrap();
+    assert_eq!(parsed["tenant"][0]["name"].as_str(), Some("team \"a\""));
+    let tenants = config_file(&table);
+    let (code, said) = check(&format!("[auth]\ntenants_file = {:?}\n", tenants.path().to_str().unwrap()));
+    assert_eq!(code, Some(0), "{said}");
+}
+
+#[test]
 fn wrong_usage_is_told_apart_from_a_wrong_file() {
     assert_eq!(keyway(&["--no-such-flag"]).status.code(), Some(2));
     assert_eq!(keyway(&["config", "chek"]).status.code(), Some(2));
