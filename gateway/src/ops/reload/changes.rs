@@ -26,6 +26,42 @@ macro_rules! differing {
     }};
 }
 
+/// What only a restart takes over, once for both: what is named is kept.
+macro_rules! at_the_start {
+    ($($key:literal: $field:ident),+ $(,)?) => {
+        /// Those of these keys whose values differ.
+        fn only_at_the_start(old: &Config, new: &Config) -> Vec<&'static str> {
+            differing!(old, new; $($key: $field),+)
+        }
+
+        /// Puts the old values back: the process goes on with them.
+        fn keep_from_the_start(old: &Config, new: &mut Config) {
+            $(new.$field.clone_from(&old.$field);)+
+        }
+    };
+}
+
+at_the_start! {
+    "listen": listen,
+    "admin_listen": admin_listen,
+    "handover_socket": handover_socket,
+    "log_format": log_format,
+    "routing.block_bytes": block_bytes,
+    "routing.index_bytes": index_bytes,
+    "routing.hash_key_file": hash_key_file,
+    "routing.snapshot_file": snapshot_file,
+    "routing.decision_log": decision_log,
+    "routing.load_scrape_ms": load_scrape,
+    "routing.slow_start_ms": slow_start,
+    "routing.find_kv_events": finds_kv_events,
+    "routing.fetch_tokens_per_second": fetch_tokens_per_ms,
+    "limits.max_cores": max_cores,
+    "scale": scale,
+    "resume": resume,
+    "stored_state": stored_state,
+    "traces": traces,
+}
+
 impl Changes {
     /// Compares two configurations.
     pub fn between(old: &Config, new: &Config) -> Self {
@@ -56,25 +92,7 @@ impl Changes {
             "limits.*_ms": timeouts,
         );
         let mut changed: Vec<&'static str> = changed;
-        let mut needs_restart: Vec<&'static str> = differing!(old, new;
-            "listen": listen,
-            "admin_listen": admin_listen,
-            "handover_socket": handover_socket,
-            "log_format": log_format,
-            "routing.block_bytes": block_bytes,
-            "routing.index_bytes": index_bytes,
-            "routing.hash_key_file": hash_key_file,
-            "routing.snapshot_file": snapshot_file,
-            "routing.decision_log": decision_log,
-            "routing.load_scrape_ms": load_scrape,
-            "routing.slow_start_ms": slow_start,
-            "routing.fetch_tokens_per_second": fetch_tokens_per_ms,
-            "limits.max_cores": max_cores,
-            "scale": scale,
-            "resume": resume,
-            "stored_state": stored_state,
-            "traces": traces,
-        );
+        let mut needs_restart = only_at_the_start(old, new);
         // Without a file each reading draws another key.
         let name = |config: &Config| Chain::new(config.hash_key, b"").push(b"");
         if old.hash_key_file == new.hash_key_file && new.hash_key_file.is_some() && name(old) != name(new) {
@@ -93,22 +111,9 @@ impl Changes {
         if self.needs_restart.contains(&"tls") {
             new.tls.clone_from(&old.tls);
         }
-        new.listen = old.listen;
-        new.admin_listen = old.admin_listen;
-        new.handover_socket.clone_from(&old.handover_socket);
-        new.log_format = old.log_format;
-        new.block_bytes = old.block_bytes;
-        new.index_bytes = old.index_bytes;
+        // Drawn where no file has it.
         new.hash_key = old.hash_key;
-        new.hash_key_file.clone_from(&old.hash_key_file);
-        new.snapshot_file.clone_from(&old.snapshot_file);
-        new.decision_log.clone_from(&old.decision_log);
-        new.load_scrape = old.load_scrape;
-        new.slow_start = old.slow_start;
-        new.fetch_tokens_per_ms = old.fetch_tokens_per_ms;
-        new.scale = old.scale.clone();
-        new.resume = old.resume;
-        new.traces.clone_from(&old.traces);
+        keep_from_the_start(old, new);
     }
 }
 
@@ -149,5 +154,24 @@ mod tests {
         changes.keep_what_needs_a_restart(&old, &mut new);
         assert!(Changes::between(&old, &new).needs_restart.is_empty());
         assert!(changes.to_string().ends_with("only a restart changes: listen, routing.index_bytes, scale"));
+    }
+
+    #[test]
+    fn what_is_named_as_needing_a_restart_is_kept_for_one() {
+        let old = config("");
+        for (text, key) in [
+            ("[limits]\nmax_cores = 3", "limits.max_cores"),
+            ("[stored_state]\nmemory_bytes = 0", "stored_state"),
+            ("[routing]\nfind_kv_events = false", "routing.find_kv_events"),
+            ("[resume]\nmemory_bytes = 0", "resume"),
+            ("[routing]\nslow_start_ms = 1", "routing.slow_start_ms"),
+        ] {
+            let mut new = config(text);
+            let changes = Changes::between(&old, &new);
+            assert_eq!(changes.needs_restart, [key]);
+            changes.keep_what_needs_a_restart(&old, &mut new);
+            // Else it would be in force for who asks, and the next reload would not name it.
+            assert!(Changes::between(&old, &new).needs_restart.is_empty(), "{key}");
+        }
     }
 }
