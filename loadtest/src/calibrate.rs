@@ -32,7 +32,7 @@ const SEED: u64 = 0xca11;
 /// What was measured. Times in milliseconds.
 #[derive(Debug, Serialize)]
 pub struct Speed {
-    /// The model.
+    /// Name of the model: that of `--model`, else the first that the server lists.
     pub model: String,
     /// One for each length, in order.
     pub lengths: Vec<Length>,
@@ -57,7 +57,7 @@ pub struct Length {
     pub repeated_cached: Option<f64>,
 }
 
-/// Measures and prints.
+/// Measures one server, then prints the figures as text, or as JSON with `--json`.
 pub fn run(args: &CalibrateArgs) -> Result<ExitCode, Error> {
     let speed = Builder::new_current_thread().enable_all().build()?.block_on(measure(args))?;
     if args.json {
@@ -102,7 +102,7 @@ async fn measure(args: &CalibrateArgs) -> Result<Speed, Error> {
     })
 }
 
-/// A prompt that nobody has sent before.
+/// A prompt of blocks that no request has sent before; `id` goes up by one for each block.
 fn prompt(tokens: u32, output_tokens: u64, id: &mut u64) -> Ask {
     let mut blocks = Vec::new();
     let mut left = tokens;

@@ -28,15 +28,15 @@ pub enum ClientError {
     /// `--url` is not one this client can use.
     #[error("--url {url}: {reason}")]
     Url {
-        /// As given.
+        /// The refused URL, as it was given.
         url: String,
         /// What to write instead.
         reason: String,
     },
-    /// No answer came.
+    /// No answer came that could be read: no connection, a broken one, or none in time.
     #[error("{request}: {reason}")]
     NoAnswer {
-        /// What was asked.
+        /// Method and URL of the request; of a scrape, method and path.
         request: String,
         /// Down to the system's reason.
         reason: String,
@@ -44,9 +44,9 @@ pub enum ClientError {
     /// The answer is an error.
     #[error("{request}: status {status}: {message}")]
     Status {
-        /// What was asked.
+        /// Method and URL of the request; of a scrape, method and path.
         request: String,
-        /// HTTP status.
+        /// HTTP status of the answer, none of 200 to 299.
         status: u16,
         /// The server's own words.
         message: String,
@@ -54,7 +54,7 @@ pub enum ClientError {
     /// The answer is not what an OpenAI-compatible server gives.
     #[error("{request}: {reason}")]
     Answer {
-        /// What was asked.
+        /// Method and URL of the request; of a calibration without a ratio, method and path.
         request: String,
         /// What is missing, and what to do.
         reason: String,

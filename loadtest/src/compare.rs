@@ -41,9 +41,9 @@ const STATS: [(&str, Stat); 5] = [
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// Significantly less.
+    /// Smaller in the new runs, and chance does not explain it.
     Better,
-    /// Significantly more.
+    /// Larger in the new runs, and chance does not explain it.
     Worse,
     /// Chance explains the difference.
     Same,
@@ -54,11 +54,11 @@ pub enum Verdict {
 /// One figure in both runs.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    /// Such as `ttft.p99`.
+    /// Metric and statistic, such as `ttft.p99`: its name in `--fail-on`.
     pub figure: String,
-    /// In milliseconds.
+    /// Its value in the base runs, in milliseconds; NaN if they are too short for it.
     pub base_ms: f64,
-    /// In milliseconds.
+    /// Its value in the new runs, in milliseconds; NaN if the runs are too short for it.
     pub new_ms: f64,
     /// new / base - 1.
     pub change: f64,
@@ -73,15 +73,15 @@ pub struct Row {
 /// A figure without an interval.
 #[derive(Debug, Clone, Serialize)]
 pub struct Plain {
-    /// Such as `requests_per_s`.
+    /// Its name, such as `requests_per_s`, as `--fail-on` names it too.
     pub figure: &'static str,
     /// In the first run.
     pub base: Option<f64>,
-    /// In the second.
+    /// In the second; of several runs the mean, `None` if any of them lacks it.
     pub new: Option<f64>,
 }
 
-/// The whole comparison.
+/// The whole comparison, in the shape that `compare --json` prints.
 #[derive(Debug, Serialize)]
 pub struct Comparison {
     /// Whether each request of one run was compared with the same request of the other.
@@ -92,11 +92,11 @@ pub struct Comparison {
     pub requests: (usize, usize),
     /// Why the runs should not be trusted, if so.
     pub warnings: Vec<String>,
-    /// Times.
+    /// Times: mean and percentiles of each metric that all the runs have.
     pub rows: Vec<Row>,
-    /// Other figures.
+    /// Figures without an interval, such as rates and shares, that at least one side has.
     pub plain: Vec<Plain>,
-    /// Gates that failed.
+    /// Gates of `--fail-on` that failed, each with the change found; any of them makes the exit code 4.
     pub failed: Vec<String>,
     #[serde(skip)]
     untrusted: bool,
@@ -137,9 +137,9 @@ pub fn load(path: &Path) -> Result<Report, Error> {
 
 /// The runs of one side.
 struct Side {
-    /// At least one.
+    /// The report of each run, in the order of the command line; at least one.
     reports: Vec<Report>,
-    /// Their single requests.
+    /// The good answers that each report kept, in the order of `reports`.
     samples: Vec<Vec<Sample>>,
 }
 

@@ -36,13 +36,13 @@ pub enum Error {
     Write {
         /// The file or folder.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's own error, with which the message ends.
         source: std::io::Error,
     },
     /// A report cannot be read.
     #[error("{path}: {reason}")]
     Report {
-        /// The file.
+        /// The report's file, or the run's folder.
         path: PathBuf,
         /// What is wrong, and what to do.
         reason: String,

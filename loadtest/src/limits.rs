@@ -12,7 +12,7 @@ pub const ANSWER_BYTES_MAX: usize = 4 << 20;
 
 /// Sample messages kept for each class of error, and the characters kept of each.
 pub const ERROR_SAMPLES_MAX: usize = 3;
-/// See [`ERROR_SAMPLES_MAX`].
+/// Characters kept of a failure's message; the rest is cut off. See [`ERROR_SAMPLES_MAX`].
 pub const ERROR_SAMPLE_CHARS_MAX: usize = 300;
 
 /// Smallest text of one block, in bytes: a space and the seven letters that tell 2^32 block ids apart.
@@ -28,7 +28,7 @@ pub const LEAD_MS: u64 = 50;
 /// Schedule lag p99 above the larger of this, in milliseconds, and [`LAG_TTFT_SHARE_MAX`] of the median TTFT
 /// makes a measurement invalid: the load tester, not the server, was late.
 pub const LAG_P99_MS_MAX: f64 = 5.0;
-/// See [`LAG_P99_MS_MAX`].
+/// Share of the median TTFT that lag p99 may reach, where it is more than [`LAG_P99_MS_MAX`].
 pub const LAG_TTFT_SHARE_MAX: f64 = 0.02;
 
 /// Workers of one mock. Each is a listener, a thread and its KV blocks' state (about 3 MiB for 400,000
@@ -53,7 +53,7 @@ pub const MOCK_EVENT_BYTES_MAX: usize = 64 << 20;
 pub const MOCK_EVENT_QUEUE_MAX: usize = 10_000;
 /// Subscribers to one worker's KV events at once, and those who ask it for a replay.
 pub const MOCK_SUBSCRIBERS_MAX: usize = 256;
-/// See [`MOCK_SUBSCRIBERS_MAX`].
+/// Connections at once that may ask one worker for a replay. See [`MOCK_SUBSCRIBERS_MAX`].
 pub const MOCK_ASKERS_MAX: usize = 64;
 /// How long a subscriber may take nothing, and one who asked no whole reply, before it is disconnected.
 pub const MOCK_PEER_STALL_MAX: Duration = Duration::from_secs(60);

@@ -29,9 +29,9 @@ pub const PREFIX_LEN: u32 = 2048;
 /// What to send, and when.
 #[derive(Debug)]
 pub struct Load {
-    /// The requests.
+    /// Makes each request from its number: a row of a trace, text of a file, or a draw.
     pub workload: Workload,
-    /// Their times.
+    /// Says which request is due next, and when.
     pub pacer: Pacer,
     /// How many there will be, if that is known.
     pub requests: Option<u64>,

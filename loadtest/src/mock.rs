@@ -51,13 +51,13 @@ use crate::{
 /// What a fleet is made of.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Where to listen.
+    /// Host or address that all workers listen on, for HTTP and for KV events.
     pub host: String,
-    /// Workers.
+    /// How many workers to start, each on a port of its own.
     pub workers: usize,
     /// Worker i listens here + i; 0: each where the system chooses.
     pub base_port: u16,
-    /// The model's name.
+    /// Name of the model that all workers say they serve.
     pub model: String,
     /// Its speed and bounds.
     pub profile: Profile,
@@ -73,7 +73,7 @@ pub struct Options {
     pub render: bool,
     /// What streams say before their first token.
     pub first: First,
-    /// What goes wrong.
+    /// Faults known from the start, each for one worker or for all.
     pub faults: Vec<Fault>,
     /// KV events, if wanted.
     pub kv_events: Option<KvEvents>,
@@ -105,7 +105,7 @@ pub struct KvEvents {
 /// Where one worker is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
-    /// Base URL.
+    /// Base URL of its HTTP API, with the port it really has.
     pub url: String,
     /// Where to subscribe to KV events, and where to ask for a replay.
     pub kv: Option<(String, String)>,
@@ -114,7 +114,7 @@ pub struct Address {
 /// A running fleet. It ends when it is dropped.
 #[derive(Debug)]
 pub struct Fleet {
-    /// Each worker's.
+    /// Where each worker is, in the order of their numbers.
     pub addresses: Vec<Address>,
     workers: Vec<Arc<Worker>>,
     tasks: JoinSet<()>,

@@ -20,7 +20,7 @@ pub struct Reusable {
     pub pooled: Option<u64>,
 }
 
-/// The two caches.
+/// The two reference caches, with what they hold so far.
 #[derive(Debug)]
 pub struct Oracle {
     /// Longest text seen of each block, in tokens.
@@ -88,7 +88,7 @@ impl Oracle {
     }
 }
 
-/// No slot.
+/// No slot: the end of the list from newest to oldest.
 const NONE: usize = usize::MAX;
 
 /// A cache of whole prefixes' blocks, least recently used out first; a prompt's deepest block counts as its

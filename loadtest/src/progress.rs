@@ -38,11 +38,11 @@ pub struct Status {
     pub elapsed: Duration,
     /// Requests in the schedule, if that is known.
     pub scheduled: Option<u64>,
-    /// Of those, sent.
+    /// Requests handed over so far, those that warm up among them.
     pub sent: u64,
-    /// Of those, ended.
+    /// Requests that ended in any way, those that warmed up among them.
     pub done: u64,
-    /// Of those, failed.
+    /// Requests that failed, those that warmed up left out.
     pub failed: u64,
 }
 

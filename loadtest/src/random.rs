@@ -25,7 +25,7 @@ impl Rng {
         Self(splitmix(splitmix(splitmix(seed) ^ purpose as u64) ^ splitmix(index)))
     }
 
-    /// 64 random bits.
+    /// The next 64 random bits, which all other draws are made from.
     pub fn bits(&mut self) -> u64 {
         let bits = splitmix(self.0);
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);

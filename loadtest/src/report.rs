@@ -21,9 +21,9 @@ pub const FORMAT: &str = "keyway-loadtest/run/1";
 /// `run.json`. Times are milliseconds where the name says nothing else.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Report {
-    /// [`FORMAT`].
+    /// Name and version of this shape, [`FORMAT`]; `compare` refuses any other.
     pub format: String,
-    /// Of this program.
+    /// Version of the program that wrote the report.
     pub version: String,
     /// Whether to trust what follows.
     pub verdict: Verdict,
@@ -35,11 +35,11 @@ pub struct Report {
     pub config: Config,
     /// What was to be sent.
     pub workload: Workload,
-    /// Bytes and tokens.
+    /// Bytes of prompt text for one token, and tokens of the chat template.
     pub calibration: Calibration,
-    /// How requests ended.
+    /// How many requests were scheduled and sent, and how they ended.
     pub requests: Requests,
-    /// How they failed.
+    /// The failures by class, the most frequent first.
     pub errors: Vec<FailureRow>,
     /// Times from the intended time of sending: what a person would have waited.
     pub response: ViewReport,
@@ -58,7 +58,7 @@ pub struct Report {
     pub throughput: Throughput,
     /// Tokens that came from KV caches, and what could have.
     pub cache: Cache,
-    /// Who answered.
+    /// The workers that answered and their shares; empty where no gateway names them.
     pub workers: Workers,
     /// How late requests were sent.
     pub schedule_lag: ScheduleLag,
@@ -82,9 +82,9 @@ pub struct Report {
 /// A status and its reason.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Verdict {
-    /// The status.
+    /// Whether the figures can be trusted, or what kept them from it.
     pub status: Status,
-    /// In words.
+    /// Why the status is what it is, in words for a person.
     pub reason: String,
 }
 
@@ -96,7 +96,7 @@ pub enum Status {
     Valid,
     /// The load tester was too late.
     Invalid,
-    /// Nothing succeeded.
+    /// No request succeeded, warm-ups not counted.
     Failed,
     /// It was ended from outside; the figures cover what was done.
     Interrupted,
@@ -108,7 +108,7 @@ pub struct Workload {
     /// Hash of the workload and its pace, without the seed: runs with equal ones can be compared.
     #[serde(default)]
     pub fingerprint: String,
-    /// Requests sent.
+    /// Requests sent, those that warm up among them.
     pub requests: u64,
     /// When the last is due, in seconds.
     pub last_due_s: f64,
@@ -120,13 +120,13 @@ pub struct Workload {
     pub distinct_blocks: u64,
     /// Prompt tokens wanted, templates not counted.
     pub prompt_tokens: u64,
-    /// Tokens to generate.
+    /// Tokens that all requests together asked to generate.
     pub output_tokens: u64,
     /// Sum of the xxh3 of all bodies sent: equal hashes mean equal bytes.
     pub body_hash: String,
 }
 
-/// Counts of requests.
+/// How many requests there were, by how they ended.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct Requests {
@@ -145,18 +145,18 @@ pub struct Requests {
 pub struct ViewReport {
     /// To the first token.
     pub ttft: Option<Summary>,
-    /// To the end.
+    /// To the end of the answer; `None` without a good answer.
     pub e2e: Option<Summary>,
 }
 
 /// Token sums of good answers, by the server's `usage`.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct TokensReport {
-    /// Prompt tokens.
+    /// Prompt tokens as the server counts them, its chat template included.
     pub prompt: u64,
     /// Prompt tokens the same prompts were made to have: how well calibration holds.
     pub prompt_wanted: u64,
-    /// Generated tokens.
+    /// Generated tokens as the server counts them.
     pub completion: u64,
     /// Generated tokens for one event with text.
     pub per_event: Option<f64>,
@@ -164,7 +164,7 @@ pub struct TokensReport {
     pub answers_without_usage: u64,
 }
 
-/// Means over `elapsed_s`.
+/// Means over the time from the first due request that was no warm-up to the run's end.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct Throughput {
@@ -178,7 +178,7 @@ pub struct Throughput {
 pub struct Cache {
     /// Cached tokens by `usage`; none if the server reports none.
     pub cached_tokens: Option<u64>,
-    /// Their share.
+    /// `cached_tokens` over prompt tokens, 0 to 1; `None` if the server reports none.
     pub achieved: Option<f64>,
     /// The share with one unbounded cache.
     pub possible: Option<f64>,
@@ -186,16 +186,16 @@ pub struct Cache {
     pub pooled_lru: Option<f64>,
     /// Its size in scaled blocks.
     pub pooled_lru_blocks: Option<usize>,
-    /// achieved / possible.
+    /// `achieved` over `possible`; `None` if one is unknown or `possible` is 0.
     pub of_possible: Option<f64>,
-    /// achieved / pooled_lru.
+    /// `achieved` over `pooled_lru`; `None` if one is unknown or `pooled_lru` is 0.
     pub of_pooled_lru: Option<f64>,
 }
 
 /// The workers that answered, where a gateway names them.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Workers {
-    /// Each of them.
+    /// One row for each worker, in order of their addresses.
     pub list: Vec<WorkerRow>,
     /// Prompt tokens of the busiest over the mean of those that answered.
     pub max_over_mean: Option<f64>,

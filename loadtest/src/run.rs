@@ -70,10 +70,10 @@ pub struct Plan {
     server: Server,
 }
 
-/// A measurement's result.
+/// What one measurement came to: its report, and what a search asks besides.
 #[derive(Debug)]
 pub struct Measured {
-    /// The figures.
+    /// All figures of the measurement, in the shape of `run.json`.
     pub report: Report,
     /// Who kept the objective, if there is one.
     pub slo: Option<Keeper>,

@@ -18,7 +18,7 @@ use crate::{
     units::Span,
 };
 
-/// One request's turn.
+/// One request and when it is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Due {
     /// Nanoseconds after the run's zero.
@@ -41,7 +41,7 @@ pub enum Pace {
 pub struct Timing {
     /// Stretch of trace time to replay.
     pub slice: Span,
-    /// Its speed.
+    /// How fast trace time passes in the run.
     pub pace: Pace,
     /// Whether requests with equal timestamps are spread over the gap to the next timestamp.
     pub spread_bursts: bool,
@@ -93,11 +93,11 @@ pub fn plan(trace: &Trace, timing: &Timing) -> Result<Vec<Due>, String> {
 pub struct Process {
     /// Requests a second, over time.
     pub shape: RateShape,
-    /// How gaps vary.
+    /// How the gaps between requests vary around the rate.
     pub arrival: Arrival,
     /// Shape of gamma gaps.
     pub burstiness: f64,
-    /// Decides the gaps.
+    /// Decides every gap: equal seeds give equal times.
     pub seed: u64,
     /// Run time at which the schedule is cut.
     pub duration: Option<Duration>,

@@ -19,13 +19,13 @@ use crate::{
 /// One server's metrics over the run.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Scraped {
-    /// Where they are.
+    /// URL of the metrics, as `--scrape` gives it.
     pub url: String,
-    /// Answers read.
+    /// Answers read, the one before the run among them.
     pub scrapes: u64,
     /// Attempts that failed, and the last reason.
     pub failed: u64,
-    /// See `failed`.
+    /// Why the last attempt that failed did; `None` if none failed.
     pub error: Option<String>,
     /// When each kept point was read, in seconds after the run's zero.
     pub times_s: Vec<f64>,
@@ -44,7 +44,7 @@ pub struct Metric {
     pub counter: bool,
     /// At the first scrape.
     pub first: f64,
-    /// At the last.
+    /// At the last scrape that had it.
     pub last: f64,
     /// Of a counter what it added, resets allowed for.
     pub added: Option<f64>,
@@ -52,7 +52,7 @@ pub struct Metric {
     pub min: f64,
     /// Its mean over the scrapes.
     pub mean: f64,
-    /// Its largest.
+    /// The largest value of any scrape, of a counter too.
     pub max: f64,
     /// At `times_s`; null where it was not there.
     pub points: Vec<Option<f64>>,

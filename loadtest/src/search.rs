@@ -25,14 +25,14 @@ use crate::{
 /// Name and version of the result's shape.
 pub const FORMAT: &str = "keyway-loadtest/search/1";
 
-/// `search.json`.
+/// What a search found, in the shape of `search.json`.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SearchReport {
-    /// [`FORMAT`].
+    /// Name and version of this shape, [`FORMAT`].
     pub format: String,
     /// What was raised: `rate` or `concurrency`.
     pub over: String,
-    /// The objective.
+    /// The objective, its bounds with commas between, such as `ttft.p99<500ms`.
     pub slo: String,
     /// Share of requests that must keep bounds without a percentile.
     pub attain: f64,
@@ -46,18 +46,18 @@ pub struct SearchReport {
     pub probes: Vec<ProbeReport>,
 }
 
-/// One load tried.
+/// One load that was tried, and how it kept the objective.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ProbeReport {
-    /// The load.
+    /// The load: requests a second, or requests under way, as [`SearchReport::over`] says.
     pub load: f64,
-    /// Its seed.
+    /// Seed of its workload: each attempt at a probe takes the next.
     pub seed: u64,
     /// Share that kept the objective over the share that must.
     pub attainment: f64,
     /// Requests that kept every bound.
     pub met: u64,
-    /// Requests that ended.
+    /// Requests that ended well or badly, without warm-ups and cancelled ones.
     pub of: u64,
     /// Whether it ended early, the objective lost.
     pub ended_early: bool,

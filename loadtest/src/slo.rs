@@ -17,7 +17,7 @@ pub enum Metric {
     Ttst,
     /// Of a token after the first, on average.
     Tpot,
-    /// To the end.
+    /// From when the request was due to the end of its answer.
     E2e,
 }
 
@@ -28,27 +28,27 @@ pub enum Figure {
     Each,
     /// A percentile, above 0 and below 100: that share of requests must keep the bound.
     Percentile(f64),
-    /// The arithmetic mean.
+    /// The arithmetic mean of the times; a run with failed requests does not keep it.
     Mean,
-    /// The largest.
+    /// The largest time: every request must keep the bound.
     Max,
 }
 
-/// One bound.
+/// One bound of an objective, such as `ttft.p99<500ms`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bound {
-    /// On what.
+    /// Which time of a request the bound is on.
     pub metric: Metric,
     /// On which figure of it.
     pub figure: Figure,
-    /// The bound.
+    /// What the time or figure must stay below; never 0 as parsed.
     pub below: Duration,
 }
 
 /// Bounds that hold together.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Slo {
-    /// At least one.
+    /// The bounds in the order written; as parsed, at least one.
     pub bounds: Vec<Bound>,
 }
 
@@ -59,9 +59,9 @@ pub struct Goodput {
     pub slo: String,
     /// Requests that keep every bound, and all that ended.
     pub met: u64,
-    /// See `met`.
+    /// Requests that ended, well or badly; cancelled ones are not counted.
     pub of: u64,
-    /// met / of.
+    /// `met` over `of`, 0 to 1; 0 if no request ended.
     pub share: f64,
     /// Requests a second that keep every bound.
     pub requests_per_s: f64,
@@ -74,7 +74,7 @@ pub struct Goodput {
 /// One bound and how it was kept.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct BoundReport {
-    /// As written.
+    /// The bound in its own notation, such as `ttft.p99<500ms`; times are in milliseconds.
     pub bound: String,
     /// Share of requests that keep it.
     pub share: f64,
@@ -86,7 +86,7 @@ pub struct BoundReport {
 #[derive(Debug, Clone, Default)]
 pub struct Keeper {
     slo: Slo,
-    /// Requests that ended.
+    /// Requests that ended, well or badly: one for each call of [`Keeper::add`].
     pub of: u64,
     /// Of those, kept every bound.
     pub met: u64,
@@ -272,7 +272,7 @@ impl fmt::Display for Slo {
 // === impl Keeper ===
 
 impl Keeper {
-    /// Counts for `slo`.
+    /// A count for `slo` to which no request was added yet.
     pub fn new(slo: Slo) -> Self {
         Self { each: vec![Kept::default(); slo.bounds.len()], slo, ..Self::default() }
     }

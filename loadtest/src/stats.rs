@@ -24,23 +24,23 @@ pub struct Samples {
 /// least p per cent of all do not exceed.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Samples.
+    /// How many samples the figures are of.
     pub n: u64,
-    /// Arithmetic mean.
+    /// Arithmetic mean of all samples.
     pub mean: f64,
-    /// Standard deviation.
+    /// Standard deviation, with n as the divisor; 0 where an older report lacks it.
     #[serde(default)]
     pub std: f64,
-    /// Median.
+    /// Median: no more than half of the samples are larger.
     pub p50: f64,
-    /// 90th percentile.
+    /// 90th percentile: no more than a tenth of the samples are larger.
     pub p90: f64,
-    /// 95th percentile.
+    /// 95th percentile: no more than a twentieth are larger; 0 where an older report lacks it.
     #[serde(default)]
     pub p95: f64,
-    /// 99th percentile.
+    /// 99th percentile: no more than a hundredth of the samples are larger.
     pub p99: f64,
-    /// Largest sample.
+    /// Largest sample, to the microsecond.
     pub max: f64,
 }
 

@@ -13,7 +13,7 @@ use crate::{
 /// Sums over the rows of a schedule or slice.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Sums {
-    /// Prompt tokens, scaled.
+    /// Prompt tokens, scaled, templates not counted; of conversations what each turn adds.
     pub prompt_tokens: u64,
     /// Tokens to generate, scaled.
     pub output_tokens: u64,
@@ -23,7 +23,7 @@ pub struct Sums {
     pub distinct_blocks: u64,
 }
 
-/// Adds up requests.
+/// Adds up requests one by one, and tells new blocks from those seen before.
 #[derive(Debug, Default)]
 pub struct Adder {
     sums: Sums,
@@ -32,7 +32,7 @@ pub struct Adder {
 }
 
 impl Adder {
-    /// Adds one request.
+    /// Adds the tokens and blocks of one request; of a conversation those of its newest turn.
     pub fn add(&mut self, ask: &Ask) {
         self.sums.prompt_tokens += ask.prompt_tokens();
         self.sums.output_tokens += ask.output_tokens;

@@ -23,10 +23,10 @@ use crate::{
 /// Name and version of the result's shape.
 pub const FORMAT: &str = "keyway-loadtest/sweep/1";
 
-/// `sweep.json`.
+/// What a sweep measured, in the shape of `sweep.json`.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SweepReport {
-    /// [`FORMAT`].
+    /// Name and version of this shape, [`FORMAT`].
     pub format: String,
     /// One for each run, in order.
     pub points: Vec<Point>,
@@ -39,17 +39,17 @@ pub struct Point {
     pub number: usize,
     /// Requests a second offered.
     pub rate: Option<f64>,
-    /// Requests under way.
+    /// Requests kept under way; `None` unless the loop is closed.
     pub concurrency: Option<u32>,
-    /// Prompt tokens.
+    /// Prompt tokens, written as for `--isl`; `None` for traces and files of prompts.
     pub isl: Option<String>,
-    /// Tokens to generate.
+    /// Tokens to generate, written as for `--osl`; `None` for traces and ShareGPT's files.
     pub osl: Option<String>,
     /// Whether to trust it.
     pub status: Status,
     /// Good answers and failed ones.
     pub ok: u64,
-    /// See `ok`.
+    /// Failed requests, without warm-ups and cancelled ones.
     pub failed: u64,
     /// Good answers a second.
     pub requests_per_s: f64,

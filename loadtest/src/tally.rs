@@ -27,11 +27,11 @@ pub struct FailureRow {
 /// What one worker did, by the gateway's `x-keyway-worker`. Tokens of good answers.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct WorkerRow {
-    /// Its address.
+    /// Its address, as the gateway writes it in `x-keyway-worker`.
     pub worker: String,
     /// Answers, failed ones too.
     pub requests: u64,
-    /// Prompt tokens.
+    /// Prompt tokens by `usage`, cached ones included.
     pub prompt_tokens: u64,
     /// Prompt tokens from its cache.
     pub cached_tokens: u64,
@@ -42,7 +42,7 @@ pub struct WorkerRow {
 pub struct View {
     /// To the first token.
     pub ttft: Samples,
-    /// To the end.
+    /// To the end of the answer, of good answers only.
     pub e2e: Samples,
 }
 
@@ -59,7 +59,7 @@ pub struct Tokens {
     pub cached: u64,
     /// Generated tokens by `usage`.
     pub completion: u64,
-    /// Events with text.
+    /// Events with generated content, however many tokens each carries.
     pub text_events: u64,
     /// Prompt tokens that the same prompts were made to have.
     pub wanted_prompt: u64,
@@ -69,12 +69,12 @@ pub struct Tokens {
     pub pooled: u64,
 }
 
-/// Everything added up.
+/// All that the records of a run add up to.
 #[derive(Debug, Default)]
 pub struct Tally {
     /// Streams that ended well.
     pub ok: u64,
-    /// Requests that failed.
+    /// Requests that failed, dropped ones included, without warm-ups.
     pub failed: u64,
     /// Requests we ended ourselves.
     pub cancelled: u64,
@@ -98,9 +98,9 @@ pub struct Tally {
     pub slo: Option<Keeper>,
     /// The run over time.
     pub series: Series,
-    /// Single requests.
+    /// Single good answers, kept so that runs can be compared request by request.
     pub samples: samples::Samples,
-    /// Token sums.
+    /// Token sums of good answers: what the server counted, and what caches could have held.
     pub tokens: Tokens,
     failures: BTreeMap<FailureClass, FailureRow>,
     workers: BTreeMap<String, WorkerRow>,
@@ -114,7 +114,7 @@ impl Tally {
         Self { slo: slo.map(Keeper::new), ..Self::default() }
     }
 
-    /// Adds one request.
+    /// Adds one request that has ended; of a warm-up only its lag and its count.
     pub fn add(&mut self, record: &Record) {
         let late_ns = record.exchange.sent_ns.saturating_sub(record.intended_ns);
         self.lag.add_ns(late_ns.saturating_sub(record.queued_ns));

@@ -24,17 +24,17 @@ pub enum TraceError {
     /// The file cannot be read.
     #[error("cannot read the trace {path}: {source}")]
     Io {
-        /// The file.
+        /// The file or folder that could not be read.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's own error, with which the message ends.
         source: std::io::Error,
     },
     /// A line is not a request.
     #[error("{path}, line {line}: {reason}")]
     Line {
-        /// The file.
+        /// The trace's file or folder that holds the line.
         path: PathBuf,
-        /// Counted from 1.
+        /// The line's number, counted from 1, empty lines and headers included.
         line: usize,
         /// What is wrong with it.
         reason: String,

@@ -24,9 +24,9 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 /// A half-open stretch of time, `start..end`; without an end it lasts to the end of the input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Span {
-    /// First moment inside.
+    /// First moment inside; 0 if the text leaves it out.
     pub start: Duration,
-    /// First moment after.
+    /// First moment after it; `None` if the span is open to the end.
     pub end: Option<Duration>,
 }
 

@@ -27,7 +27,7 @@ const UNSHARED: u64 = 1 << 63;
 /// One request; of a conversation, its newest turn.
 #[derive(Debug, Clone)]
 pub struct Ask {
-    /// The prompt.
+    /// The prompt as blocks of text, in order; of a conversation the newest turn's alone.
     pub blocks: Vec<Block>,
     /// Tokens to generate, at least 1.
     pub output_tokens: u64,
@@ -40,7 +40,7 @@ pub struct Ask {
 pub enum Workload {
     /// The rows of a trace, shrunk.
     Trace {
-        /// The rows.
+        /// The rows, in the trace's own lengths.
         trace: Trace,
         /// How much they shrink.
         scale: Scale,
@@ -51,11 +51,11 @@ pub enum Workload {
     MultiTurn(Synthetic),
     /// Conversations from a file.
     Texts {
-        /// Them.
+        /// The turns of the file's conversations, with their text.
         texts: Texts,
         /// Length of an answer that the file leaves open.
         output: Tokens,
-        /// Decides such lengths.
+        /// Decides the lengths that `output` draws.
         seed: u64,
         /// Bytes of text for one token, as measured.
         bytes_per_token: f64,
@@ -74,7 +74,7 @@ impl Ask {
 // === impl Workload ===
 
 impl Workload {
-    /// Request number `row`.
+    /// Makes request number `row`, the same one at every call.
     pub fn ask(&self, row: usize) -> Ask {
         match self {
             Self::Trace { trace, scale } => trace_ask(trace, *scale, row),

@@ -7,7 +7,7 @@ use keyway_core::pick::Policy;
 /// A way to choose a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Contender {
-    /// The gateway's.
+    /// One of the gateway's own policies, chosen by the gateway's own code.
     Ours(Policy),
     /// Prefill to come times batch size (arXiv 2603.15202; as Dynamo ships it, prefill under way included).
     LMetric,

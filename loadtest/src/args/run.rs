@@ -115,7 +115,7 @@ pub struct ServerArgs {
 }
 
 impl ServerArgs {
-    /// The base URL.
+    /// The base URL: that of `--url`, else one made of `--host` and `--port`.
     pub fn url(&self) -> String {
         self.url.clone().unwrap_or_else(|| self.other.url())
     }
@@ -198,12 +198,12 @@ impl WorkloadArgs {
         self.other.spread(self.isl)
     }
 
-    /// Tokens to generate.
+    /// Tokens to generate: `--osl`, spread as `--random-range-ratio` says.
     pub fn osl(&self) -> Tokens {
         self.other.spread(self.osl)
     }
 
-    /// Other lengths.
+    /// Replaces the lengths of `--isl` and `--osl`, as each run of a sweep does.
     pub fn set_lengths(&mut self, (isl, osl): (Tokens, Tokens)) {
         (self.isl, self.osl) = (isl, osl);
     }

@@ -32,7 +32,7 @@ pub struct Said {
     pub finished: bool,
     /// It is the stream's last word.
     pub done: bool,
-    /// Token counts.
+    /// Token counts up to this event, those told before among them; `None` if it tells none.
     pub usage: Option<Usage>,
 }
 
@@ -104,7 +104,7 @@ enum Message {
     Other(serde::de::IgnoredAny),
 }
 
-/// Of Anthropic's `message_delta`.
+/// The `delta` of Anthropic's `message_delta`, which says why generating stopped.
 #[derive(Deserialize)]
 struct Stopped<'a> {
     #[serde(borrow)]

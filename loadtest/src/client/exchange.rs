@@ -23,7 +23,7 @@ use crate::{
 /// The run's clock: nanoseconds after its zero.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
-    /// The zero.
+    /// The moment that counts as 0; of a run it lies `limits::LEAD_MS` after the clock was made.
     pub zero: Instant,
 }
 
@@ -42,13 +42,13 @@ impl Clock {
 /// What all requests of a run share.
 #[derive(Debug, Clone)]
 pub struct Session {
-    /// Where they go.
+    /// The server under test, with the pool of connections that all requests share.
     pub server: Server,
-    /// The endpoint's path.
+    /// Path that every request is posted to, such as `/v1/chat/completions`: that of `--endpoint`.
     pub path: &'static str,
     /// Time from sending to the stream's last word.
     pub timeout: Duration,
-    /// The run's clock.
+    /// The clock that all times of an exchange are read from.
     pub clock: Clock,
     /// Whether the answers' text is kept, for conversations to go on from.
     pub keep_text: bool,

@@ -9,7 +9,7 @@ use crate::oracle::Reusable;
 /// carried no error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FailureClass {
-    /// No connection.
+    /// No connection to the server could be made, so nothing was sent.
     Connect,
     /// An HTTP status other than 200.
     Status(u16),
@@ -67,9 +67,9 @@ pub struct Failure {
 /// How one request ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// As it should.
+    /// The stream said why generating ended, came to its last event and carried no error.
     Ok,
-    /// Badly.
+    /// No good stream came, or the request was dropped unsent; the failure says why.
     Failed(Failure),
     /// By us: the run was interrupted.
     Cancelled,
@@ -99,7 +99,7 @@ pub struct Exchange {
     pub worker: Option<String>,
     /// The answer, if a conversation goes on from it.
     pub text: String,
-    /// How it ended.
+    /// How it ended; [`Outcome::Cancelled`] until it has.
     pub outcome: Outcome,
 }
 
@@ -118,7 +118,7 @@ pub struct Record {
     pub wanted_prompt_tokens: u64,
     /// What caches could have held of it.
     pub reusable: Reusable,
-    /// What happened.
+    /// Times of sending and of the answer, the server's counts, and how it ended.
     pub exchange: Exchange,
 }
 

@@ -40,17 +40,17 @@ use crate::{
 /// The sender's orders. It ends after the last request, or when told to stop.
 #[derive(Debug)]
 pub struct Sender {
-    /// What to ask.
+    /// Makes the blocks and the lengths of each request from its number.
     pub workload: Workload,
-    /// When.
+    /// Says which request is due next, and when.
     pub pacer: Pacer,
-    /// In which words.
+    /// Wraps each prompt as the JSON body of the chosen endpoint.
     pub bodies: Bodies,
     /// Judges each prompt in the order of sending.
     pub oracle: Oracle,
     /// Prompt tokens of the server's chat template.
     pub overhead_tokens: u64,
-    /// Where to.
+    /// The server, path, time limit and clock that all requests share.
     pub session: Session,
     /// Requests at most under way; the rest wait or are dropped.
     pub places: Option<Places>,
@@ -89,10 +89,10 @@ pub struct Control {
     pub stop: AtomicBool,
 }
 
-/// What was sent.
+/// What the sender made and sent, known when its thread has ended.
 #[derive(Debug, Clone, Copy)]
 pub struct SentSums {
-    /// Tokens and blocks.
+    /// Tokens and blocks of every request made, those that a stop kept back among them.
     pub sums: Sums,
     /// When the last was due, in nanoseconds.
     pub last_due_ns: u64,
@@ -108,7 +108,7 @@ struct Ready {
     wanted_prompt_tokens: u64,
 }
 
-/// Why waiting ended.
+/// Why the wait for a request's due time ended.
 enum Woken {
     Due,
     /// Something else is due first.
@@ -135,7 +135,7 @@ struct Ending {
 type Histories = HashMap<usize, History>;
 
 impl Sender {
-    /// Sends everything.
+    /// Sends each request when it is due, in this thread, until none is left or `control.stop` is set.
     pub fn run(mut self, runtime: &Handle) -> SentSums {
         let (ended, mut endings) = channel();
         let bell = (!self.pacer.is_fixed()).then(|| Bell { ended, thread: thread::current() });
@@ -195,7 +195,7 @@ impl Sender {
             let (at_ns, text) = (exchange.end_ns, std::mem::take(&mut exchange.text));
             let tokens = exchange.usage.as_ref().map_or(0, |usage| usage.completion_tokens);
             let reply = (exchange.outcome == Outcome::Ok).then_some(Reply { text, tokens });
-            // The run drops its end only when it ends, and then nobody asks.
+            // The run drops its end of the channel only when it is over, and then no record is wanted.
             let _ = records.send(Record {
                 row,
                 intended_ns,

@@ -3,7 +3,7 @@
 //!
 //! Format: WHATWG HTML, "Server-sent events", 9.2.6. Ids and retry times are skipped: nothing here uses them.
 
-/// One event.
+/// One event of a stream; its bytes last only for the callback of [`Parser::push`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event<'a> {
     /// Its name; empty where it has none.

@@ -29,7 +29,7 @@ pub struct Runs {
 /// A figure of a metric.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Stat {
-    /// Arithmetic mean.
+    /// Arithmetic mean of all values, each as often as it occurred.
     Mean,
     /// A percentile by nearest rank, 0 to 100.
     Percentile(f64),
@@ -38,9 +38,9 @@ pub enum Stat {
 /// A figure in both runs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Difference {
-    /// In the first.
+    /// The figure over all requests of the first side.
     pub base: f64,
-    /// In the second.
+    /// The figure over all requests of the second side.
     pub new: f64,
     /// 95 % interval of new / base - 1.
     pub interval: (f64, f64),

@@ -26,23 +26,23 @@ pub enum Scale {
     Tail,
 }
 
-/// An axis.
+/// An axis: its label and how it places values. Its range comes from the points.
 #[derive(Debug, Clone)]
 pub struct Axis {
     /// What it shows, with its unit.
     pub label: String,
-    /// How.
+    /// How values are placed along it.
     pub scale: Scale,
 }
 
-/// A line.
+/// One line of a plot, or points without one.
 #[derive(Debug, Clone)]
 pub struct Line {
-    /// What it shows.
+    /// Its name, for the legend and the tooltip of each point.
     pub name: String,
     /// Its points in order of x; the line breaks where y is not finite.
     pub points: Vec<(f64, f64)>,
-    /// Points only.
+    /// Draws the points alone, without a line between them.
     pub dots: bool,
 }
 
@@ -51,9 +51,9 @@ pub struct Line {
 pub struct Plot {
     /// What it shows as a whole, for those who do not see it.
     pub title: String,
-    /// Left to right.
+    /// The horizontal axis, from left to right.
     pub x: Axis,
-    /// Bottom to top.
+    /// The vertical axis, from bottom to top.
     pub y: Axis,
     /// Drawn in colours 1, 2, 3, 4.
     pub lines: Vec<Line>,

@@ -12,7 +12,7 @@ use std::{
 
 use keyway_wire::block_hash::BlockHash;
 
-/// No block.
+/// No block: the end of a list of released blocks or of blocks of one name.
 const NIL: u32 = u32::MAX;
 
 /// What happened to the cache, in order.
@@ -20,18 +20,18 @@ const NIL: u32 = u32::MAX;
 pub enum Change<R> {
     /// Blocks `first..first + count` of a request's chain were computed.
     Stored {
-        /// Whose.
+        /// The request that they were computed for.
         request: R,
         /// Position of the first in the request's chain.
         first: u32,
-        /// How many.
+        /// How many blocks in a row were computed.
         count: u32,
     },
     /// A block of this name was evicted; others of the same name may remain.
     Removed(BlockHash),
 }
 
-/// The blocks.
+/// The KV blocks of one engine, used and released, and the names of those cached.
 #[derive(Debug)]
 pub struct BlockPool {
     capacity: u32,
@@ -75,12 +75,12 @@ impl BlockPool {
         }
     }
 
-    /// Blocks in all.
+    /// Blocks in all, used or not; never changes.
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// Blocks that nobody uses: never used or released.
+    /// Blocks that no request uses: never used or released.
     pub fn available(&self) -> u32 {
         self.capacity - self.blocks.len() as u32 + self.free_count
     }
@@ -95,7 +95,7 @@ impl BlockPool {
         self.named.keys().copied()
     }
 
-    /// Of the cached blocks `chain`, how many nobody uses: claiming those makes them unavailable.
+    /// Of the cached blocks `chain`, how many no request uses: claiming those makes them unavailable.
     pub fn released_among(&self, chain: &[BlockHash]) -> u32 {
         let released = |hash: &&BlockHash| {
             self.named.get(hash).is_some_and(|&block| self.blocks[block as usize].users == 0)

@@ -44,9 +44,9 @@ pub enum Refusal {
     /// It could never run, not even alone.
     #[error("prompt and answer need {tokens} tokens of KV, but there are only {kv_tokens}")]
     TooLong {
-        /// What it needs.
+        /// KV tokens that it needs: prompt and answer without the answer's last token.
         tokens: u64,
-        /// What there is.
+        /// KV tokens that the engine has room for in all.
         kv_tokens: u64,
     },
 }
@@ -54,7 +54,7 @@ pub enum Refusal {
 /// A token came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Token {
-    /// Whose.
+    /// The request whose token it is.
     pub request: RequestId,
     /// When its step ended.
     pub at: Nanos,
@@ -81,13 +81,13 @@ pub struct Totals {
     pub hit_tokens: u64,
     /// Requests that gave up their blocks.
     pub preemptions: u64,
-    /// Tokens generated.
+    /// Tokens generated so far, also by requests that were cancelled later.
     pub generated_tokens: u64,
-    /// Steps done.
+    /// Steps that have ended; the one under way is not counted.
     pub steps: u64,
 }
 
-/// The engine.
+/// One simulated engine: its requests, its KV blocks, and the step under way.
 #[derive(Debug)]
 pub struct Engine {
     profile: Profile,
@@ -262,27 +262,27 @@ impl Engine {
         self.slowdown = factor;
     }
 
-    /// Its profile.
+    /// The speed and bounds it was made with, which [`Engine::slow_down`] does not change.
     pub fn profile(&self) -> &Profile {
         &self.profile
     }
 
-    /// Its blocks.
+    /// Its KV blocks and the prefix cache over them.
     pub fn pool(&self) -> &BlockPool {
         &self.pool
     }
 
-    /// Counters.
+    /// The counters since the engine was made.
     pub fn totals(&self) -> Totals {
         self.totals
     }
 
-    /// Requests that run.
+    /// Requests that are admitted and hold KV blocks.
     pub fn running(&self) -> usize {
         self.running.len()
     }
 
-    /// Requests that wait.
+    /// Requests that wait to be admitted, preempted ones among them.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }

@@ -8,19 +8,19 @@
 
 use super::profile::{Profile, StepCost};
 
-/// An accelerator.
+/// An accelerator, by the figures of its data sheet.
 struct Device {
-    /// Dense BF16 FLOP/s.
+    /// Peak of dense BF16 arithmetic, in FLOP/s.
     flops: f64,
-    /// Memory bytes/s.
+    /// Peak bandwidth of its memory, in bytes a second.
     bandwidth: f64,
-    /// Memory bytes.
+    /// Size of its memory, in bytes.
     memory: f64,
 }
 
 /// A decoder in BF16.
 struct Model {
-    /// All parameters.
+    /// All parameters, whether a token uses them or not: all are held in memory.
     parameters: f64,
     /// Parameters that one token uses: all, or a mixture's active ones.
     active: f64,

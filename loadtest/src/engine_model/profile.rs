@@ -4,7 +4,7 @@
 /// One step's work, as the scheduler put it together.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StepWork {
-    /// Prompt tokens computed.
+    /// Tokens computed as prompt: of prompts, and of preempted requests those computed again.
     pub prefill_tokens: u64,
     /// Sum over those tokens of the tokens each attends to.
     pub prefill_pairs: f64,
@@ -51,7 +51,7 @@ pub struct Profile {
     pub about: &'static str,
     /// Tokens of one KV block.
     pub block_tokens: u32,
-    /// KV blocks.
+    /// KV blocks of one engine, for running requests and cached prefixes together.
     pub kv_blocks: u32,
     /// Most tokens in one step (vLLM's `max_num_batched_tokens`).
     pub token_budget: u32,

@@ -11,7 +11,7 @@ use crate::{
     stats::Summary,
 };
 
-/// Renders `report`.
+/// Renders `report` as a JSON object in AIPerf's shape.
 pub fn render(report: &Report) -> Value {
     let mut out = Map::new();
     out.insert("schema_version".into(), json!("1.1"));

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use crate::{report::Report, stats::Summary};
 
-/// Renders `report`.
+/// Renders `report` as CSV with a header line; times are in milliseconds.
 pub fn render(report: &Report) -> String {
     let mut out = String::from("metric,statistic,unit,value\n");
     let mut add = |metric: &str, statistic: &str, unit: &str, value: f64| {

@@ -13,7 +13,7 @@ use crate::{
     stats::Summary,
 };
 
-/// Renders `report`.
+/// Renders `report` as one HTML page that needs no other file.
 pub fn render(report: &Report) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::csv::times;
 use crate::{report::Report, stats::Summary};
 
-/// Renders `report`.
+/// Renders `report` as Markdown: a heading, the verdict, and tables.
 pub fn render(report: &Report) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.

@@ -7,7 +7,7 @@ use crate::{
     stats::Summary,
 };
 
-/// Formats `report`.
+/// Renders `report` as lines of plain text; times are in milliseconds.
 pub fn render(report: &Report) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{report::Report, stats::Summary};
 
-/// Renders `report`.
+/// Renders `report` as a JSON object with the keys that `vllm bench serve` saves.
 pub fn render(report: &Report) -> Value {
     let config = &report.config;
     let total = report.throughput.prompt_tokens_per_s + report.throughput.output_tokens_per_s;

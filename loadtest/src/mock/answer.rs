@@ -32,19 +32,19 @@ const CUT_DELAY: Duration = Duration::from_millis(20);
 const KEEP_ALIVE: Duration = Duration::from_millis(250);
 const KEEP_ALIVE_COMMENT: &[u8] = b": keep-alive\n\n";
 
-/// A response's body.
+/// A response's body: here from the start, or made as tokens come out.
 #[derive(Debug)]
 pub(super) enum AnswerBody {
-    /// All of it.
+    /// All bytes, in one frame; `None` once they were sent.
     Whole(Option<Bytes>),
-    /// Events.
+    /// A stream of server-sent events, made as tokens come out.
     Events(Box<Events>),
 }
 
 /// A request under way; dropping it aborts the request if it is not done.
 #[derive(Debug)]
 pub(super) struct Underway {
-    /// Where.
+    /// The worker whose engine runs the request.
     pub worker: Arc<Worker>,
     /// What is shared with its engine.
     pub admission: Admission,

@@ -31,7 +31,7 @@ const LIVE: PubLimits = PubLimits {
 };
 const REPLAY: RouterLimits = RouterLimits { connections: MOCK_ASKERS_MAX, stall: MOCK_PEER_STALL_MAX };
 
-/// The sockets, bound.
+/// The two listening sockets of one worker, bound but not yet served.
 #[derive(Debug)]
 pub(super) struct EventSockets {
     publisher: TcpListener,
@@ -123,7 +123,7 @@ async fn listen(at: &(impl ToSocketAddrs + std::fmt::Debug)) -> Result<(TcpListe
     Ok((listener, addr))
 }
 
-/// As soon as nobody else has the port.
+/// Listens at `at` as soon as no other socket has the port.
 async fn listen_again(at: SocketAddr) -> TcpListener {
     loop {
         match listen(&at).await {

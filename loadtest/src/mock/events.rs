@@ -40,9 +40,9 @@ pub(super) struct EventLog {
 /// A block in the cache, as it was told.
 #[derive(Debug)]
 struct Held {
-    /// The block alone.
+    /// The event that stores this block alone, as a snapshot tells it.
     stored: Arc<BlockStored>,
-    /// Blocks before it.
+    /// Blocks before it in its chain; a snapshot tells blocks in this order.
     depth: u32,
     /// Blocks of this name.
     copies: u32,

@@ -8,7 +8,7 @@ use std::{fmt, str::FromStr, time::Duration};
 
 use crate::{limits::MOCK_FAULTS_MAX, units};
 
-/// What goes wrong.
+/// What goes wrong, with the number behind `KIND=` where it has one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
     /// The process is gone: nothing listens, all connections break; at the end it starts anew with an empty
@@ -28,12 +28,12 @@ pub enum Kind {
     LoseEvents,
 }
 
-/// One fault.
+/// One fault: what goes wrong, where, how often, and from when to when.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fault {
     /// On which worker; `None`: on each.
     pub worker: Option<usize>,
-    /// What.
+    /// What goes wrong; of `slow`, `status` and `cut` with their number.
     pub kind: Kind,
     /// Of the requests, streams or batches it is about, how many: 0 to 1.
     pub share: f64,
@@ -154,12 +154,12 @@ impl Faults {
         Ok(())
     }
 
-    /// Forgets all.
+    /// Forgets all faults, those that have not begun too.
     pub(super) fn clear(&mut self) {
         self.all.clear();
     }
 
-    /// All of them.
+    /// All faults: those to come, those going on, and those that have ended.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Fault> {
         self.all.iter().map(|counted| &counted.fault)
     }

@@ -25,7 +25,7 @@ impl Tokens {
         self.0.resize(self.0.len().next_multiple_of(TOKEN_BYTES), 0);
     }
 
-    /// Appends one token.
+    /// Appends one token as the four bytes of its id, lowest first.
     pub(super) fn push_id(&mut self, id: u32) {
         self.0.extend_from_slice(&id.to_le_bytes());
     }
@@ -48,7 +48,7 @@ impl Tokens {
         (0..count).for_each(|i| self.0.extend_from_slice(vocabulary.token(first, i)));
     }
 
-    /// How many.
+    /// How many tokens there are.
     pub(super) fn len(&self) -> usize {
         self.0.len() / TOKEN_BYTES
     }

@@ -22,7 +22,7 @@ pub(super) struct Ask {
     pub tokens: Tokens,
     /// How many of them are the prompt.
     pub prompt_tokens: u32,
-    /// Tokens to generate.
+    /// Tokens to generate, at least 1: the request's limit, else the mock's default less what the answer has.
     pub output_tokens: u32,
     /// First token of the answer.
     pub first: u32,
@@ -41,7 +41,7 @@ pub(super) struct Ask {
 /// What reading depends on.
 #[derive(Debug)]
 pub(super) struct Reading<'a> {
-    /// The model served.
+    /// Name of the model served; a request for another one is refused.
     pub model: &'a str,
     /// Tokens of a KV block.
     pub block_tokens: u32,

@@ -42,7 +42,7 @@ pub(super) struct Histogram {
 pub(super) struct Series {
     /// Seconds to the first token.
     pub ttft: Histogram,
-    /// Seconds between tokens.
+    /// Seconds from one token of a request to its next.
     pub itl: Histogram,
     /// Seconds to the last token.
     pub e2e: Histogram,

@@ -9,7 +9,7 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 
-/// One request's state.
+/// The state of one request, which the engine's thread and the answer's task share.
 #[derive(Debug, Default)]
 pub(super) struct Ticket {
     /// Tokens that came out so far.

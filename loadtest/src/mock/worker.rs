@@ -36,7 +36,7 @@ const IDLE: Duration = Duration::from_secs(60);
 pub(super) struct Setup {
     /// The model they say they serve.
     pub model: String,
-    /// Their engine.
+    /// Speed and bounds of every worker's engine.
     pub profile: Profile,
     /// Seconds of engine time in one second.
     pub time_scale: f64,
@@ -56,12 +56,12 @@ pub(super) struct Setup {
     pub vocabulary: Vocabulary,
 }
 
-/// A worker.
+/// One simulated worker, shared by its own thread and the tasks of its connections.
 #[derive(Debug)]
 pub(super) struct Worker {
-    /// Its number.
+    /// Its number in the fleet, from 0, by which faults name it.
     pub number: usize,
-    /// The fleet's.
+    /// What all workers of the fleet have in common.
     pub setup: Arc<Setup>,
     model_json: String,
     state: Mutex<State>,
@@ -197,7 +197,7 @@ impl Worker {
         }
     }
 
-    /// `/metrics`.
+    /// The page of `/metrics`, in the names of the chosen engine.
     pub(super) fn metrics(&self) -> String {
         let state = self.lock();
         state.desk.series.render(&state.engine, &self.setup.model, self.setup.metrics)
@@ -236,7 +236,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Ends all faults.
+    /// Forgets all faults, those to come too; a dead or stalled worker goes on.
     pub(super) fn clear_faults(&self) {
         let mut state = self.lock();
         state.faults.clear();
@@ -263,7 +263,7 @@ impl Worker {
         self.lock().faults.strike(self.since_start(), wanted)
     }
 
-    /// Ends [`Worker::keep_time`].
+    /// Makes the worker's thread return from [`Worker::keep_time`].
     pub(super) fn stop(&self) {
         let _state = self.lock();
         self.stop.store(true, Ordering::Release);

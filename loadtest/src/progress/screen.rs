@@ -1,5 +1,5 @@
 //! The full-screen view of a run: how far it is, how fast, the percentiles so far, failures by class, each
-//! worker's share. Text and ANSI escapes only; nobody's keys are read, so Ctrl-C works as ever.
+//! worker's share. Text and ANSI escapes only; no keys are read, so Ctrl-C works as ever.
 
 use std::{collections::VecDeque, fmt::Write as _};
 
@@ -11,7 +11,7 @@ use crate::{
 
 /// Enters the alternate screen and hides the cursor.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
-/// Undoes it.
+/// Shows the cursor and leaves the alternate screen: undoes `ENTER`.
 pub(super) const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 /// To the top; each line clears what is behind it, the end clears what is below.
 const HOME: &str = "\x1b[H";

@@ -14,7 +14,7 @@ use crate::{
 /// Which requests a closed loop or users send.
 #[derive(Debug, Clone, Copy)]
 pub struct Extent {
-    /// The first row.
+    /// The row of the first request; the others follow in order.
     pub first: usize,
     /// Rows to send, the first among them.
     pub rows: usize,
@@ -48,7 +48,7 @@ pub struct Talkers {
     asked: Vec<u64>,
     /// Users with no request under way: when their next is due, and its row.
     idle: BinaryHeap<Reverse<(u64, usize)>>,
-    /// Conversations to hold.
+    /// Conversations that all users together hold, unless `until_ns` comes first.
     count: usize,
     until_ns: u64,
     under_way: usize,
@@ -59,7 +59,7 @@ pub struct Talkers {
 pub struct Sessions {
     conversations: Conversations,
     starts: Starts,
-    /// Conversations to hold.
+    /// Conversations to hold in all, unless `until_ns` comes first.
     count: usize,
     /// Those begun so far.
     begun: usize,
@@ -69,16 +69,16 @@ pub struct Sessions {
     under_way: usize,
 }
 
-/// When conversations begin.
+/// When the first turns of conversations are due.
 #[derive(Debug)]
 pub enum Starts {
-    /// At these times.
+    /// At these times, in nanoseconds after the run's zero, the earliest first.
     At(VecDeque<u64>),
     /// When one of the slots is free; it was freed at these times.
     Free(BinaryHeap<Reverse<u64>>),
 }
 
-/// See [`Pacer::Closed`].
+/// A number of slots, each of which sends the next row once it is free. See [`Pacer::Closed`].
 #[derive(Debug)]
 pub struct Closed {
     /// When each free slot became free.

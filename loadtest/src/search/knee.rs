@@ -21,15 +21,15 @@ pub struct Settings {
 /// One load that was tried.
 #[derive(Debug, Clone, Copy)]
 pub struct Probe {
-    /// The load.
+    /// The load: requests a second, or requests under way.
     pub load: f64,
     /// Share of requests that kept the objective over the share that must: at least 1 if it was kept.
     pub attainment: f64,
-    /// Requests.
+    /// Requests that ended in it: its weight among the probes of one load.
     pub requests: u64,
 }
 
-/// What was found.
+/// How the search ended, with the loads it found.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Found {
     /// The objective is kept at `low` and lost at `high`, each on average over its probes; `load` lies
@@ -37,9 +37,9 @@ pub enum Found {
     Knee {
         /// The most load that keeps the objective.
         load: f64,
-        /// See above.
+        /// Lower side of the edge, where the objective is kept.
         low: f64,
-        /// See above.
+        /// Upper side of the edge, where the objective is lost.
         high: f64,
     },
     /// Kept at the highest load allowed.
@@ -62,14 +62,14 @@ pub struct Search {
 /// What to do next.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Step {
-    /// Try this load.
+    /// Measure at this load, then call [`Search::add`].
     Try(f64),
     /// The search is over.
     Done(Found),
 }
 
 impl Search {
-    /// Nothing tried yet.
+    /// A search that has not tried any load yet.
     pub fn new(settings: Settings) -> Self {
         Self { settings, probes: Vec::new(), low: None, high: None }
     }

@@ -8,7 +8,7 @@ use crate::draw::{
     svg::{Axis, Line, Plot, Scale, escape},
 };
 
-/// Renders `report`.
+/// Renders `report` as one HTML page: the load found, plots, and a row for each probe.
 pub fn render(report: &SearchReport) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.

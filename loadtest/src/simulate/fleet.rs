@@ -37,7 +37,7 @@ pub(super) struct Workload {
     pub(super) slo: Slo,
 }
 
-/// The fleet.
+/// What a fleet is made of: its workers, its gateways, and how those route.
 #[derive(Debug, Clone)]
 pub(super) struct FleetSetup {
     pub(super) workers: usize,
@@ -51,7 +51,7 @@ pub(super) struct FleetSetup {
     pub(super) index_knows_capacity: bool,
     /// Whether requests wait in the router until a worker can begin on them.
     pub(super) hold: bool,
-    /// Decides all hashes.
+    /// Seed of all block hashes, which break ties; lengths and times do not come from it.
     pub(super) hash_seed: u32,
     /// Gateways in front of it; each request comes to any of them.
     pub(super) gateways: usize,
@@ -65,7 +65,7 @@ pub(super) struct FleetSetup {
     pub(super) peers_ns: Option<Nanos>,
 }
 
-/// Replays the workload.
+/// Replays the workload in virtual time, until the last answer has ended.
 pub(super) fn replay(workload: &Workload, setup: &FleetSetup) -> Outcome {
     let mut run = Run::new(workload, setup);
     let what = format!("{} on {} workers", setup.policy.as_str(), setup.workers);
@@ -110,7 +110,7 @@ struct Flight {
     /// Prompt tokens that the router expected to be computed there before its first token, its own among
     /// them.
     tokens_before_first: u64,
-    /// Whose it is.
+    /// Number of the gateway that it came to.
     gateway: usize,
     placement: Option<Placement>,
     /// Names of its blocks, where the worker tells what it holds.

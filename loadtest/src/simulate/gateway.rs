@@ -30,7 +30,7 @@ pub(super) struct Gateway {
     speeds_until: u64,
     /// Its share of all requests.
     own_share: f64,
-    /// Choices made.
+    /// Choices made so far, those that ended in waiting among them; equal workers take turns by it.
     pub(super) counter: u64,
 }
 

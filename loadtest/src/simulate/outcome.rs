@@ -29,11 +29,11 @@ pub(super) struct Outcome {
 /// A run's figures, as they are printed. Times in milliseconds unless the name says `_s`.
 #[derive(Debug, Clone, Serialize)]
 pub struct Figures {
-    /// The policy.
+    /// Name of the policy, as on the command line.
     pub policy: String,
     /// Workers of the fleet.
     pub workers: usize,
-    /// Requests answered.
+    /// Requests that were answered to their last token.
     pub requests: u64,
     /// Requests that no worker could ever hold.
     pub refused: u64,
@@ -57,7 +57,7 @@ pub struct Figures {
     pub max_over_mean: f64,
     /// Requests that lost their KV blocks to others and began anew.
     pub preemptions: u64,
-    /// Engine steps simulated.
+    /// Steps of all workers' engines together.
     pub steps: u64,
     /// Whether the SLO holds for the run.
     pub slo_met: bool,
@@ -108,7 +108,7 @@ impl Outcome {
         }
     }
 
-    /// The figures.
+    /// The figures of a run under `policy`, judged by `slo`.
     pub(super) fn figures(&self, policy: &str, slo: &Slo) -> Figures {
         let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
         let elapsed_s = self.end as f64 / 1e9;

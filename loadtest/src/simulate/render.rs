@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{outcome::Figures, report::Report};
 
-/// Formats `report`.
+/// Renders `report` as a table with a line for each fleet.
 pub(super) fn render(report: &Report) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.

@@ -4,14 +4,14 @@ use serde::Serialize;
 
 use super::outcome::Figures;
 
-/// The whole output.
+/// All that `simulate` finds, in the shape that `--json` prints.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// The format's name.
+    /// Name and version of this shape: `keyway-loadtest/simulate/1`.
     pub format: &'static str,
     /// Version of this program.
     pub version: &'static str,
-    /// The trace.
+    /// Path of the trace, as given on the command line.
     pub trace: String,
     /// Requests of the schedule.
     pub requests: u64,
@@ -23,17 +23,17 @@ pub struct Report {
     pub output_tokens: u64,
     /// Share of prompt tokens that one unbounded cache would hold.
     pub possible: f64,
-    /// The engines' profile.
+    /// Name of the engines' profile, such as `h100-8b`.
     pub profile: String,
     /// KV blocks of each.
     pub kv_blocks: u32,
     /// Tokens of each block.
     pub block_tokens: u32,
-    /// The seed.
+    /// Seed of the times within bursts, of which gateway a request comes to, and of random choices.
     pub seed: u64,
     /// What had to hold.
     pub slo: String,
-    /// Every fleet simulated.
+    /// The figures of every fleet simulated, in the order of simulation.
     pub runs: Vec<Figures>,
     /// The answers of `--find-workers`.
     pub found: Vec<Found>,
@@ -42,7 +42,7 @@ pub struct Report {
 /// How many workers a policy needs.
 #[derive(Debug, Serialize)]
 pub struct Found {
-    /// The policy.
+    /// Name of the policy, as on the command line.
     pub policy: String,
     /// The fewest that meet the SLO; null if not even the most do.
     pub workers: Option<usize>,

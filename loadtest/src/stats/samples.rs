@@ -15,7 +15,7 @@ pub const ITL_HALF_MAGNITUDE: u32 = 7;
 /// One good answer, in microseconds. Times to the first token and to the end count from when it was due.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
-    /// The request's number.
+    /// The request's number in its workload, by which two runs are paired.
     pub row: usize,
     /// When it was due, after the run's zero.
     pub due_us: u64,
@@ -25,13 +25,13 @@ pub struct Sample {
     pub ttst: Option<u64>,
     /// Per token after the first.
     pub tpot: Option<u64>,
-    /// To the end.
+    /// To the end of the answer, which every good answer has.
     pub e2e: u64,
     /// Between events with text: bucket and count.
     pub itl: Vec<(usize, u64)>,
 }
 
-/// Collects samples.
+/// Collects single good answers, at most [`limits::SAMPLES_MAX`] of them.
 #[derive(Debug, Clone, Default)]
 pub struct Samples {
     /// By (hash of the number, number): the last is the first to go.
@@ -50,11 +50,11 @@ pub struct Columns {
     pub due_us: Box<RawValue>,
     /// The figures, in microseconds; null where an answer has none.
     pub ttft_us: Box<RawValue>,
-    /// See `ttft_us`.
+    /// From the first to the second event with text, in microseconds; null with fewer than two.
     pub ttst_us: Box<RawValue>,
-    /// See `ttft_us`.
+    /// Mean time of a token after the first, in microseconds; null where an answer has none.
     pub tpot_us: Box<RawValue>,
-    /// See `ttft_us`.
+    /// From when each was due to its end, in microseconds; never null.
     pub e2e_us: Box<RawValue>,
     /// Times between events with text: for each request bucket, count, bucket, count…; buckets as in
     /// HdrHistogram with 128 for each doubling.
@@ -118,7 +118,7 @@ fn column<T: Serialize>(samples: &[&Sample], figure: impl Fn(&Sample) -> T) -> B
 // === impl Columns ===
 
 impl Columns {
-    /// The samples again.
+    /// Reads the lists back into samples; an error says how they are damaged.
     pub fn read(&self) -> Result<Vec<Sample>, String> {
         let bad = |error: serde_json::Error| format!("`samples` is damaged: {error}");
         let rows: Vec<usize> = serde_json::from_str(self.row.get()).map_err(bad)?;

@@ -12,7 +12,7 @@ use crate::{
 /// Width of a point until the run is too long for it, in milliseconds.
 const POINT_MS_MIN: u64 = 250;
 
-/// Collects points.
+/// Collects the points of a run; they get wider as it gets longer.
 #[derive(Debug, Clone)]
 pub struct Series {
     point_ms: u64,
@@ -103,7 +103,7 @@ impl Series {
         }
     }
 
-    /// The lists.
+    /// The points so far as lists, one for each figure.
     pub fn report(&self) -> SeriesReport {
         let list = |figure: fn(&Point) -> u64| self.points.iter().map(figure).collect();
         let ttft = |percent: f64| {

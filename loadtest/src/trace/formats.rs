@@ -26,11 +26,11 @@ const LEFT_OUT_MAX: u64 = 4;
 /// What a file's lines are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Format {
-    /// See the module.
+    /// Mooncake's JSON lines: times in milliseconds, one id for each 512 tokens.
     Mooncake,
-    /// See the module.
+    /// Bailian's JSON lines, told by `chat_id`: times in seconds, one id for each 16 tokens.
     Bailian,
-    /// See the module.
+    /// vLLM's timed JSON lines, told by their many ids: times in seconds, one id for each 16 tokens.
     VllmTimed,
     /// See the module. Times count from the first row's, in milliseconds since 1970.
     Azure {
@@ -39,11 +39,11 @@ pub enum Format {
     },
     /// See the module. The places of the three columns.
     BurstGpt {
-        /// `Timestamp`
+        /// Place of the column `Timestamp`, from 0.
         timestamp: usize,
-        /// `Request tokens`
+        /// Place of the column `Request tokens`, from 0.
         input: usize,
-        /// `Response tokens`
+        /// Place of the column `Response tokens`, from 0.
         output: usize,
     },
 }

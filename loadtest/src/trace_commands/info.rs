@@ -24,13 +24,13 @@ pub struct Info {
     pub requests: u64,
     /// Its first arrival, in seconds.
     pub first_s: f64,
-    /// Its last.
+    /// Its last arrival, in seconds.
     pub last_s: f64,
-    /// Different arrival times.
+    /// How many different arrival times the rows have.
     pub distinct_timestamps: u64,
     /// Tokens of a full block.
     pub block_tokens: u32,
-    /// Sums.
+    /// Tokens and blocks of all rows, scaled.
     #[serde(flatten)]
     pub sums: Sums,
     /// Tokens of the longest prompt.
@@ -48,7 +48,7 @@ pub struct Info {
 /// One size of an LRU cache.
 #[derive(Debug, Serialize)]
 pub struct Pooled {
-    /// Its blocks.
+    /// How many blocks it holds, at least 1.
     pub blocks: usize,
     /// Share of prompt tokens it would hold.
     pub reused: f64,

@@ -12,7 +12,7 @@ use crate::{oracle::Oracle, trace::Trace, units::Span, workload::scale::Scale};
 pub struct Reuse {
     /// Rows of the slice.
     pub requests: usize,
-    /// Prompt tokens, scaled.
+    /// Prompt tokens of all rows, scaled.
     pub prompt_tokens: u64,
     /// Tokens of a full block.
     pub block_tokens: u32,
@@ -20,14 +20,14 @@ pub struct Reuse {
     pub caches: Vec<Cache>,
 }
 
-/// One cache.
+/// One reference cache, and what it could reuse.
 #[derive(Debug, Serialize)]
 pub struct Cache {
     /// Its blocks; none if it is unbounded.
     pub blocks: Option<usize>,
     /// Prompt tokens it held already.
     pub reused_tokens: u64,
-    /// Their share.
+    /// `reused_tokens` over all prompt tokens, 0 to 1.
     pub reused: f64,
 }
 

@@ -10,14 +10,14 @@ use crate::trace::{Lines, Row, Trace, TraceError, checked, formats::Format, weka
 /// Mistakes shown; the rest is counted.
 const SHOWN_MAX: usize = 20;
 
-/// What was found.
+/// What was found in a trace: mistakes, and what is only odd.
 #[derive(Debug, Default, Serialize)]
 pub struct Findings {
     /// The format by its first line.
     pub format: String,
     /// Rows that can be replayed.
     pub rows: usize,
-    /// Lines that cannot.
+    /// Lines that cannot be replayed; at 0 the trace is valid.
     pub bad_lines: usize,
     /// The first of them, each with its number and the reason.
     pub mistakes: Vec<String>,

@@ -23,7 +23,7 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// The URL's path.
+    /// Path of the API at the server, such as `/v1/messages`.
     pub fn path(self) -> &'static str {
         match self {
             Self::Chat => "/v1/chat/completions",

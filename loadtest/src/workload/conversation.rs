@@ -18,10 +18,10 @@ pub const TURNS_MAX: usize = 1024;
 /// Marks the ids of blocks of a conversation, which later turns of it share.
 const CONVERSATION: u64 = 1 << 61;
 
-/// How conversations go.
+/// How conversations go: how many turns each has, and how long a person thinks between two.
 #[derive(Debug, Clone)]
 pub struct Conversations {
-    /// Decides every draw.
+    /// Decides the numbers of turns and the times to think.
     pub seed: u64,
     /// How many turns each has.
     pub turns: Turns,
@@ -29,7 +29,7 @@ pub struct Conversations {
     pub think: Seconds,
 }
 
-/// Numbers of turns.
+/// How many turns conversations have, each at least 1.
 #[derive(Debug, Clone)]
 pub enum Turns {
     /// Drawn for each conversation.
@@ -50,9 +50,9 @@ pub struct History {
 /// An answer that a conversation goes on from.
 #[derive(Debug, Clone)]
 pub struct Reply {
-    /// Its text.
+    /// Its text, which the next turn's request carries as the assistant's message.
     pub text: String,
-    /// Its tokens.
+    /// Generated tokens by the server's `usage`; 0 without it.
     pub tokens: u64,
 }
 

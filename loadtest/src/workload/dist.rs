@@ -9,7 +9,7 @@ use crate::{limits, random::Rng, units};
 /// A distribution over positive numbers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Dist {
-    /// Always this.
+    /// Always this value; nothing is drawn.
     Fixed(f64),
     /// Evenly from the first to the second.
     Uniform(f64, f64),
@@ -17,7 +17,7 @@ pub enum Dist {
     Normal(f64, f64),
     /// Mean and standard deviation of the value, not of its logarithm.
     LogNormal(f64, f64),
-    /// This mean.
+    /// Exponential, with this mean and no upper bound.
     Exponential(f64),
 }
 
@@ -104,7 +104,7 @@ impl fmt::Display for Tokens {
 pub struct Seconds(pub Dist);
 
 impl Seconds {
-    /// One draw.
+    /// One draw; [`Duration::MAX`] where it would be too long for one.
     pub fn draw(&self, rng: &mut Rng) -> Duration {
         Duration::try_from_secs_f64(self.0.draw(rng)).unwrap_or(Duration::MAX)
     }

@@ -13,14 +13,14 @@ pub const BLOCK_TOKENS: u32 = 16;
 /// Marks the ids of shared blocks, which no trace has.
 const SHARED: u64 = 1 << 62;
 
-/// Random requests.
+/// Requests of drawn lengths, with or without prefixes that they share.
 #[derive(Debug)]
 pub struct Synthetic {
-    /// Decides every draw.
+    /// Decides every length and the choice of prefix, with the request's number.
     pub seed: u64,
     /// Tokens of the part of a prompt that is the request's own.
     pub input: Tokens,
-    /// Tokens to generate.
+    /// Tokens to generate, drawn for each request.
     pub output: Tokens,
     /// What comes before it.
     pub prefix: Option<PrefixTree>,
@@ -41,7 +41,7 @@ pub struct PrefixTree {
 // === impl Synthetic ===
 
 impl Synthetic {
-    /// Request number `row`.
+    /// Makes request number `row`: its shared prefix, if any, and blocks of its own.
     pub fn ask(&self, row: usize) -> Ask {
         self.make(row, true, |i| unshared_id(row, i))
     }

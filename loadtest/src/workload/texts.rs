@@ -27,15 +27,15 @@ pub enum TextError {
     /// The file cannot be read.
     #[error("cannot read {path}: {source}")]
     Io {
-        /// The file.
+        /// The file that could not be read.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's own error, with which the message ends.
         source: std::io::Error,
     },
     /// It is not what it should be.
     #[error("{path}{place}: {reason}")]
     Content {
-        /// The file.
+        /// The file that was refused.
         path: PathBuf,
         /// Such as `, line 3`.
         place: String,
@@ -58,7 +58,7 @@ pub enum Said {
 pub enum Answer {
     /// As long as this many bytes of text.
     Bytes(usize),
-    /// This many tokens.
+    /// This many tokens, as its line in the file says; at least 1.
     Tokens(u64),
     /// As the options say.
     Open,
@@ -69,14 +69,14 @@ pub enum Answer {
 pub struct Turn {
     /// The prompt, or its newest message.
     pub said: Said,
-    /// The answer.
+    /// How long the answer to it shall be.
     pub answer: Answer,
 }
 
 /// The conversations of a file, each of at least one turn; at least one.
 #[derive(Debug, Clone)]
 pub struct Texts {
-    /// The turns.
+    /// The turns of each conversation, in the order of the file.
     pub conversations: Vec<Vec<Turn>>,
     /// Hash of the file.
     pub hash: u64,

@@ -10,19 +10,19 @@ use crate::workload::body::Endpoint;
 /// What an answer says besides its tokens.
 #[derive(Debug)]
 pub(in super::super) struct About {
-    /// In whose words.
+    /// The API in whose words the answer is written.
     pub api: Endpoint,
     /// Number that its id is made of.
     pub id: u64,
-    /// Unix seconds.
+    /// When the answer was begun, in seconds since 1970.
     pub created: u64,
-    /// Prompt tokens.
+    /// Prompt tokens of the request, cached ones included, for its usage counts.
     pub prompt_tokens: u32,
     /// Tokens that will be generated.
     pub output_tokens: u32,
     /// First token of the answer.
     pub first: u32,
-    /// Its finish reason.
+    /// Its finish reason in OpenAI's words: `length` if the request set a limit, else `stop`.
     pub finish: &'static str,
     /// Whether a usage chunk follows.
     pub include_usage: bool,
