@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::party::{Party, Stage};
 
-/// A connection.
+/// One connection that a client has open: what is served on it, and whether and how it is to end.
 #[derive(Debug)]
 pub struct Client {
     opened: Instant,
@@ -65,7 +65,7 @@ impl Client {
         Arc::ptr_eq(&self.address, address)
     }
 
-    /// It alone.
+    /// What this connection alone has; [`Client::address`] has that of all connections from its address.
     pub fn connection(&self) -> &Party {
         &self.own
     }
@@ -133,7 +133,7 @@ impl Client {
 pub struct Answered(Arc<Client>);
 
 impl Answered {
-    /// By this connection.
+    /// Counts one more such answer on this connection until it is dropped; no bound refuses it.
     pub fn to(client: &Arc<Client>) -> Self {
         client.own.take(Stage::Serving, usize::MAX, 1);
         Self(Arc::clone(client))
@@ -152,7 +152,7 @@ impl Drop for Answered {
 pub struct Arriving(Arc<Client>);
 
 impl Arriving {
-    /// By this connection.
+    /// Counts one more body on its way over this connection until it is dropped; no bound refuses it.
     pub fn from(client: &Arc<Client>) -> Self {
         client.own.take(Stage::Arriving, usize::MAX, 1);
         Self(Arc::clone(client))

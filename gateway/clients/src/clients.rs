@@ -50,7 +50,7 @@ pub struct Place {
     clients: Arc<Clients>,
     number: u64,
     address: IpAddr,
-    /// Whose it is.
+    /// The connection that holds the place: what is served on it, and whether it is to end.
     pub client: Arc<Client>,
 }
 

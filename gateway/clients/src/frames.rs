@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::limits::{H2_CONTROL_BURST, H2_CONTROL_BYTES_EACH, H2_CONTROL_PER_REQUEST, H2_CONTROL_PER_SECOND};
 
 const HEAD_BYTES: usize = 9;
-/// Types of frames.
+/// The frame types of HTTP/2 that are told apart here, by their numbers in RFC 9113, section 6.
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;

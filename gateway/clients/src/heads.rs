@@ -10,7 +10,8 @@ use memchr::memchr_iter;
 /// Bytes that are kept of a line that comes in pieces: its name, and a length.
 const LINE_BYTES: usize = 32;
 
-/// A connection's requests.
+/// Where the bytes of one HTTP/1.1 connection stand among its requests, and what the head at hand says so
+/// far.
 #[derive(Debug)]
 pub(crate) struct Heads {
     at: At,

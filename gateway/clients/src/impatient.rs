@@ -15,7 +15,7 @@ use tokio::time::{self, Instant, Sleep};
 
 use crate::limits::BODY_BYTES_PER_SECOND_MIN;
 
-/// Any error, boxed.
+/// What ends a body early: [`TooSlow`], or whatever error the body inside it has.
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// What a body must keep to.
@@ -32,7 +32,7 @@ pub struct Pace {
 pub enum TooSlow {
     /// Nothing came for so long.
     Paused(Duration),
-    /// Too little came.
+    /// Fewer than [`BODY_BYTES_PER_SECOND_MIN`] bytes a second came, [`Pace::idle`] of grace left out.
     Crawled,
     /// It did not come whole in this time.
     Unfinished(Duration),

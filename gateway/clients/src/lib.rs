@@ -1,7 +1,7 @@
-//! Clients that nobody may trust, and what bounds each of their connections over HTTP/1.1 and HTTP/2: how
-//! many there are and who makes room, the time for heads and bodies, frames that ask for nothing, answers
-//! that nobody reads, and how a connection ends. One implementation for the gateway and its worker. What a
-//! request means is theirs.
+//! Clients that are not to be trusted, and what bounds each of their connections over HTTP/1.1 and HTTP/2:
+//! how many there are and who makes room, the time for heads and bodies, frames that ask for nothing, answers
+//! that the client does not read, and how a connection ends. One implementation for the gateway and its
+//! worker. What a request means is theirs.
 //!
 //! Read in this order: `client.rs` (one connection, and when it is idle), `clients.rs` (all of them),
 //! `incoming.rs`, `frames.rs` and `heads.rs` (what comes), `impatient.rs` (bodies), `stalls.rs` and `turn.rs`

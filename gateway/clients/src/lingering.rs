@@ -1,7 +1,7 @@
 //! The end of a connection whose client may still be sending: its refusal has been written, and what comes
-//! now belongs to nobody. To close the socket with that unread would reset the connection, and the client's
-//! kernel would throw away the answer that lies there unread (RFC 9112, section 9.6). So this side is closed
-//! alone, and what comes is read and dropped until the client closes its own.
+//! now belongs to no request. To close the socket with that unread would reset the connection, and the
+//! client's kernel would throw away the answer that lies there unread (RFC 9112, section 9.6). So this side
+//! is closed alone, and what comes is read and dropped until the client closes its own.
 
 use std::{
     io,

@@ -21,11 +21,11 @@ pub enum Stage {
     Serving,
 }
 
-/// One of them.
+/// One connection, address or tenant, with the places and the bytes of request bodies that it has now.
 #[derive(Debug, Default)]
 pub struct Party {
     places: [AtomicUsize; 2],
-    /// Of request bodies.
+    /// Bytes of its requests' bodies that are in memory now.
     bytes: AtomicUsize,
 }
 

@@ -1,5 +1,5 @@
 //! How many workers a model needs, worked out from what one gateway sees of its requests. Sans-IO: it reads
-//! no clock and starts nothing; whoever owns the workers (KEDA, an HPA, a script) acts on the result.
+//! no clock and starts nothing; what owns the workers (KEDA, an HPA, a script) acts on the result.
 //!
 //! ```text
 //! prefill = uncached tokens a second / (V U)          what comes must be computed
@@ -8,7 +8,7 @@
 //! growth  = (uncached tokens a second / V - ready workers) start / within   what will wait when workers come
 //! kv      = tokens that running requests hold / (kv_share * tokens of a worker's cache), answers included
 //! steady  = max(prefill, decode, kv)
-//! need    = c max(steady, floor(min(backlog + growth, (1 + catch_up) prefill)), 1 if anybody is here)
+//! need    = c max(steady, floor(min(backlog + growth, (1 + catch_up) prefill)), 1 if a request is here)
 //! out     = max(ceil(need), guard, min)
 //! in      = greatest ceil(c steady U / (U - margin)) of the last `scale_in_after`, and
 //!           ceil(need U / (U - margin)) of the last half of it
@@ -20,18 +20,18 @@
 //! - Tokens that a cache holds cost nothing, so they are not in it, and a queue counts by its work, not by
 //!   its length.
 //! - A backlog is what a fleet that was too small has left behind. One that the workers for what comes work
-//!   off within half a start asks for nobody: whoever came for it would soon have to go again. Another one
-//!   asks for more, but workers that are only starting do not shrink it, so taken at its word it would ask
-//!   for many times too many: it adds at most `catch_up`, and whole workers only, so that chance in what
+//!   off within half a start asks for no worker: one that came for it would soon have to go again. Another
+//!   one asks for more, but workers that are only starting do not shrink it, so taken at its word it would
+//!   ask for many times too many: it adds at most `catch_up`, and whole workers only, so that chance in what
 //!   comes adds none.
 //! - A worker with a queue runs as many requests as fit, whatever is needed: while the backlog is the greater
 //!   part, and until what it left has run, `decode` and `kv` are at most what flows through, arrivals times
 //!   the time that a request runs (J. Little, 1961). Otherwise each worker that comes would be full too, and
 //!   ask for the next.
 //! - `c` is what the guard has learned: when an SLO (TTFT, or the time between tokens where one is set) is
-//!   missed over four windows although nobody is starting and the sum holds, the sum is wrong (prompts that
-//!   differ, a noisy machine), and one more worker in ten is asked for. It fades over an hour, so that the
-//!   fleet does not swing between what the sum says and what the SLO needs.
+//!   missed over four windows although no worker is starting and the sum holds, the sum is wrong (prompts
+//!   that differ, a noisy machine), and one more worker in ten is asked for. It fades over an hour, so that
+//!   the fleet does not swing between what the sum says and what the SLO needs.
 //! - Fewer are asked for only when one worker fewer would have held what comes, with `margin` to spare, all
 //!   through `scale_in_after`. What a backlog asked for besides is held for half as long: what has been
 //!   worked off does not come again, unless the rate that is believed is too high, which the guard has
@@ -53,7 +53,7 @@ pub use self::window::{Recent, TokenRate};
 const MEAN_SHARE_OF_SLO: f64 = 0.65;
 /// The budget is never taken for less than this share of the SLO, however long a prompt's own prefill is.
 const MIN_SHARE_OF_SLO: f64 = 0.1;
-/// Share of a start's time within which a backlog that asks for nobody is worked off.
+/// Share of a start's time within which a backlog that asks for no worker is worked off.
 const SHARE_OF_START: f64 = 0.5;
 /// Below the planned utilisation by this much, one worker fewer would hold.
 const SCALE_IN_MARGIN: f64 = 0.02;
@@ -75,7 +75,7 @@ const GRAIN: f64 = 1e-6;
 pub struct ScaleRules {
     /// Workers at least, even without requests.
     pub min: u32,
-    /// Workers at most.
+    /// Workers at most, even where more are needed. The configuration refuses 0, and less than `min`.
     pub max: u32,
     /// Seconds to the first token that nine of ten streams must keep.
     pub ttft_slo_s: f64,
@@ -183,32 +183,32 @@ impl Default for Seen {
 /// The terms of the sum, in workers.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Terms {
-    /// For what comes.
+    /// To compute the uncached prompt tokens that come, at the planned utilisation.
     pub prefill: f64,
     /// For what comes and what waits.
     pub backlog: f64,
     /// For what will wait besides when workers that are asked for take requests.
     pub growth: f64,
-    /// For running requests.
+    /// For requests past their first token; 0 where [`ScaleRules::running_per_worker`] is no limit.
     pub decode: f64,
     /// For the cache they hold.
     pub kv: f64,
 }
 
-/// Which term decided.
+/// Which term of the sum, or which bound on it, decided how many workers are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScaleReason {
     /// Nothing asks for more than the minimum.
     Minimum,
-    /// What comes.
+    /// The uncached prompt tokens that come ask for more workers than what runs and what it holds.
     Prefill,
-    /// What waits.
+    /// Prompts that wait ask for more workers than [`Terms::steady`].
     Backlog,
-    /// Running requests.
+    /// Requests past their first token ask for more workers than what comes and what the caches hold.
     Decode,
     /// The cache they hold.
     Kv,
-    /// A missed SLO.
+    /// An SLO was missed although the sum held, so the guard asks for more workers than the sum.
     Guard,
     /// Fewer would do, but not for long enough.
     Held,
@@ -259,9 +259,9 @@ pub struct Sum {
     pub spare: f64,
     /// What the last `scale_in_after` would have needed with a margin, without what has been caught up with.
     pub peak: u32,
-    /// The result.
+    /// Workers wanted now, within the rules' `min` and `max`.
     pub desired: u32,
-    /// Why that many.
+    /// The term or the bound that made `desired` what it is.
     pub reason: ScaleReason,
 }
 
@@ -292,7 +292,8 @@ impl Terms {
         self.prefill.max(self.decode).max(self.kv)
     }
 
-    /// What is needed now, with what is left to catch up; `present`: whether anybody is here.
+    /// What is needed now, with what is left to catch up; `present`: whether a request waits or runs, which
+    /// needs one worker at least.
     pub fn need(&self, catch_up: f64, present: bool) -> f64 {
         let steady = self.steady();
         // Of what comes: a fleet that catches up is full, so `decode` and `kv` say how much it can hold, not
@@ -373,7 +374,7 @@ impl Scaler {
         }
     }
 
-    /// The rules.
+    /// What the operator wants, as [`Scaler::new`] was given it; it never changes.
     pub fn rules(&self) -> &ScaleRules {
         &self.rules
     }
@@ -495,7 +496,7 @@ fn whole(workers: f64) -> u32 {
     (workers - GRAIN).ceil().max(0.0) as u32
 }
 
-/// To divide by.
+/// A divisor: `value`, or a tiny number where it is not finite or not above 0.
 fn positive(value: f64) -> f64 {
     if value > 0.0 && value.is_finite() { value } else { f64::MIN_POSITIVE.sqrt() }
 }

@@ -20,7 +20,7 @@ pub const MIN_SAMPLES: u32 = 20;
 pub const BUCKET: Duration = Duration::from_secs(1);
 /// First pause; each further failure doubles it.
 pub const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// Longest pause.
+/// Longest pause, however often in a row the breaker has opened.
 pub const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// Time after which a trial that has not ended counts no more, and another request may be one.
 pub const TRIAL_PATIENCE: Duration = Duration::from_secs(10);
@@ -37,7 +37,8 @@ pub fn may_eject(ejected: usize, workers: usize) -> bool {
 /// How an answer ended, where that says something of the worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// As it should.
+    /// It ended as it should: this ends a row of failures, and closes the breaker if the request was the
+    /// trial.
     Good,
     /// It broke off, stalled, or was a server's error.
     Bad,
@@ -56,7 +57,7 @@ enum State {
     },
 }
 
-/// One worker's breaker.
+/// Whether requests may go to one worker, and the counts of its recent answers that decide it.
 #[derive(Debug, Clone)]
 pub struct Breaker {
     state: State,

@@ -31,8 +31,7 @@ pub struct Candidate {
     /// Prompt tokens that it computes in a millisecond.
     pub tokens_per_ms: f64,
     /// Its share of new work against other workers, for policies that do not look at costs; a positive
-    /// number, usually
-    /// 1. One that is not makes the worker a last resort for all.
+    /// number, usually 1. One that is not makes the worker a last resort for all.
     pub weight: f64,
 }
 
@@ -64,14 +63,14 @@ pub struct RequestView<'a> {
 /// What makes one choice differ from the next where nothing else does.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Counts choices.
+    /// Goes up from choice to choice: whose turn it is in round robin, and among equally loaded workers.
     pub counter: u64,
-    /// Fresh random bits.
+    /// Bits drawn anew for each choice, for random policies and for prompts with no block and no session.
     pub random: u64,
 }
 
 impl Candidate {
-    /// A worker of which nothing is known to match yet, and for which nobody waits.
+    /// A worker of which nothing is known to match yet, and for which no request waits.
     pub fn new(worker: WorkerId, load: LoadSnapshot, tokens_per_ms: f64, weight: f64) -> Self {
         Self {
             worker,

@@ -19,10 +19,11 @@
 //! `arrivals (u + s)^2 / (2 (1 - busy)) - arrivals u^2 / (2 (1 - busy))` longer in sum when work `s` joins a
 //! queue of `u` (the M/G/1 queue's value function, E. Hyytiä et al., "Size- and state-aware dispatching
 //! problem with queue-specific job sizes", EJOR 2012). Rates are each worker's own and of the last minutes,
-//! and that is what lets affinity bend: at the only holder of a hot prefix both are high, so queueing there grows dear
-//! and another worker soon pays for a copy; at an even load they are equal everywhere and affinity holds.
+//! and that is what lets affinity bend: at the only holder of a hot prefix both are high, so queueing there
+//! grows dear and another worker soon pays for a copy; at an even load they are equal everywhere and affinity
+//! holds.
 //!
-//! `displaced`: blocks computed twice push others out of the cache, which somebody computes again.
+//! `displaced`: blocks computed twice push others out of the cache, which a later request computes again.
 //!
 //! `bought`: a copy of a prefix that is used often serves all that come after it, so this request pays its
 //! share alone, one part in `1 + u`. `u` are the uses to come that another one would be in the way of at the
@@ -89,11 +90,11 @@ pub struct Queue {
 /// The cost of one request on one worker, term by term, in milliseconds.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct Cost {
-    /// Until it begins.
+    /// Until its prefill begins: the worker's backlog, what waits ahead, and what running requests take.
     pub queue_ms: f64,
     /// Until what other tiers hold is fetched.
     pub fetch_ms: f64,
-    /// Its own prefill.
+    /// Its own prefill: its uncached prompt tokens at the worker's rate.
     pub own_ms: f64,
     /// What those who come later wait longer.
     pub later_ms: f64,
@@ -168,7 +169,7 @@ impl CostModel {
 }
 
 impl Cost {
-    /// The sum.
+    /// Milliseconds of all terms together, less `reuse_ms`.
     pub fn total_ms(&self) -> f64 {
         self.queue_ms + self.own_ms + self.later_ms + self.displaced_ms - self.reuse_ms + self.fetch_ms
     }

@@ -12,7 +12,7 @@ pub struct FadingSum {
 }
 
 impl FadingSum {
-    /// Nothing yet.
+    /// A sum of 0. What is added to it counts half after `half_life`.
     pub fn new(half_life: Duration) -> Self {
         Self { half_life, sum: 0.0, at: Duration::ZERO }
     }

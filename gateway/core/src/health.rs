@@ -4,8 +4,8 @@
 //!
 //! Busy is not dead: a failed probe takes down only a worker that has not answered anything for a while. And
 //! a client's mistake is an answer: the caller reports a 4xx as a success. But a port that refuses is proof,
-//! however busy the worker was: nobody listens there. So the ports of workers that are up are looked at more
-//! often than they are asked.
+//! however busy the worker was: no process listens there. So the ports of workers that are up are looked at
+//! more often than they are asked.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 /// Time to the first probe of a worker that is not up; each failed one doubles it.
 pub const FIRST_BACKOFF: Duration = Duration::from_millis(250);
 /// Greatest time between probes of a worker that is not up: how late its return is noticed at most. It is
-/// asked no more rarely than one that is up; where nobody is reached, which costs a packet, each
+/// asked no more rarely than one that is up; where no process is reached, which costs a packet, each
 /// [`LOOK_INTERVAL`].
 pub const MAX_BACKOFF: Duration = PROBE_INTERVAL;
 /// Failed probes in a row that take a silent worker down.
@@ -34,7 +34,7 @@ pub const ALIVE_WINDOW: Duration = Duration::from_secs(15);
 pub enum State {
     /// Known, but not yet seen alive.
     Joining,
-    /// May be chosen.
+    /// Seen alive, and neither paused nor asleep: it may be chosen for new requests.
     Ready,
     /// Reachable, but who lists it says that it is not ready, or its engine sleeps; it keeps what it has and
     /// may be chosen again.
@@ -61,9 +61,9 @@ impl State {
 /// What a look at a worker's port found.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// It takes connections.
+    /// It takes connections: refused looks before this one count no more.
     Open,
-    /// It refuses them: nobody listens.
+    /// It refuses them: no process listens.
     Refused,
     /// Nothing that can be held against the worker: no answer in time, or trouble of the gateway's own.
     Unknown,
@@ -111,7 +111,8 @@ impl Health {
         }
     }
 
-    /// A probe ended.
+    /// A probe ended. One that went well brings the worker up; [`FAILED_PROBES`] in a row that failed take a
+    /// silent one down.
     pub fn on_probe(&mut self, ok: bool, now: Duration) {
         if self.state == State::Draining {
             return;
@@ -128,7 +129,7 @@ impl Health {
         self.next_probe_at = now + self.probe_delay();
     }
 
-    /// Its probe reached nobody: its port refuses, or there is no way to it.
+    /// Its probe reached no process: its port refuses, or there is no way to it.
     pub fn on_unreached_probe(&mut self, now: Duration) {
         self.on_probe(false, now);
         if self.state != State::Draining {
@@ -199,8 +200,8 @@ impl Health {
         }
     }
 
-    /// Whoever lists it says that it is not ready, or is again: then a probe of one that is down is due at
-    /// once. Returns whether that is news.
+    /// The list that it is from says that it is not ready, or is again: then a probe of one that is down is
+    /// due at once. Returns whether that is news.
     pub fn pause(&mut self, paused: bool, now: Duration) -> bool {
         let news = std::mem::replace(&mut self.paused, paused) != paused;
         if news && !paused && self.state == State::Down {
@@ -220,7 +221,7 @@ impl Health {
         self.next_probe_at = Duration::MAX;
     }
 
-    /// Where it stands.
+    /// Its state; a ready worker that is paused or asleep is [`State::Paused`].
     pub fn state(&self) -> State {
         let held = self.paused || self.asleep;
         if self.state == State::Ready && held { State::Paused } else { self.state }

@@ -11,8 +11,9 @@
 //! Invariant: residency is *prefix-closed* per worker: who holds a block holds every block before it. A
 //! placement puts each block right behind its parent in recency, so children are evicted before parents.
 //!
-//! What one owner (a tenant, say) sends takes nothing from others: a full index takes from whoever holds the
-//! most (`owners.rs`), and what no worker has accepted yet takes no room of the worker's own (`claims.rs`).
+//! What one owner (a tenant, say) sends takes nothing from others: a full index takes from the owner that
+//! holds the most (`owners.rs`), and what no worker has accepted yet takes no room of the worker's own
+//! (`claims.rs`).
 
 mod checkpoints;
 mod claims;
@@ -116,7 +117,7 @@ impl PrefixIndex {
         }
     }
 
-    /// [`PrefixIndex::place_of`] nobody in particular.
+    /// [`PrefixIndex::place_of`] no owner in particular.
     pub fn place(&mut self, worker: WorkerId, chain: &[BlockHash]) -> Placement {
         self.place_of(Owner::NOBODY, worker, chain)
     }

@@ -79,7 +79,7 @@ pub enum Action {
 /// What a feed has met. All but `batches` and `removed` are signs of something worth a look.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FeedStats {
-    /// Batches applied.
+    /// Batches applied, live ones and those of replies.
     pub batches: u64,
     /// Batches that could not be read at all.
     pub undecodable: u64,
@@ -240,7 +240,7 @@ impl KvFeed {
         Action::Replay { from }
     }
 
-    /// A live message.
+    /// A batch that the worker has just published, under its number; says what to ask the worker for.
     pub async fn live(&mut self, index: &impl Moments, seq: u64, batch: Batch<'_>) -> Action {
         // Live messages come in order and once. What was asked for may have overtaken them, which is no
         // restart.

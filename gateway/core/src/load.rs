@@ -157,7 +157,7 @@ impl Load {
         self.known().others.beyond(now)
     }
 
-    /// Others' requests, whoever told of them.
+    /// Others' requests, whether other gateways or the engine told of them.
     pub fn others(&self, now: Duration) -> f64 {
         self.known().others.now(now).requests
     }

@@ -35,17 +35,17 @@ pub const MAX_AGE: Duration = Duration::from_secs(15);
 const MEMORY_S: f64 = 60.0;
 /// The first look stands for so long, in seconds,
 const FIRST_LOOK_S: f64 = 1.0;
-/// and before it nobody waited for so long: one look is no share of time.
+/// and before it no request waited for so long: one look is no share of time.
 const IDLE_BEFORE_S: f64 = 10.0;
 /// This gateway's share of all requests is taken to be at least this: one of 64 gateways.
 const MIN_SHARE: f64 = 1.0 / 64.0;
 
-/// Requests at a worker, on the mean of the last minute; none where nobody has looked lately.
+/// Requests at a worker, on the mean of the last minute; 0 where nothing was heard of others lately.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct Counted {
-    /// This gateway's.
+    /// Those that this gateway sent.
     pub own: f64,
-    /// Anybody's.
+    /// Those of all senders, this gateway among them.
     pub all: f64,
 }
 
@@ -84,13 +84,15 @@ pub struct Others {
 /// What others have at a worker by now.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct OthersNow {
-    /// Their requests.
+    /// Requests that all others have there; a number counts for less the older it is, and for nothing after
+    /// [`MAX_AGE`].
     pub requests: f64,
     /// Their uncached prompt tokens that wait.
     pub tokens: f64,
-    /// Requests there lately.
+    /// This gateway's requests there and all, as running means; 0 if neither gateways nor the engine said
+    /// anything for [`MAX_AGE`].
     pub counted: Counted,
-    /// Share of time in which prompts waited there, anybody's.
+    /// Share of time in which prompts waited there, whichever sender's.
     pub busy_share: f64,
 }
 
@@ -126,12 +128,12 @@ impl Others {
         let known = own.and(self.peers_most);
         let requests = all.saturating_sub(known.requests);
         let tokens = match engine.waiting_tokens {
-            // Where nobody else is, what differs is what gateways take their own to weigh.
+            // Where no other sender is, what differs is what gateways take their own to weigh.
             _ if requests == 0 => 0.0,
             Some(tokens) => tokens.saturating_sub(known.waiting_tokens) as f64,
             None => {
-                // Whoever waits, waits for a prompt that is being computed, mostly: at times only for a step
-                // of decodes.
+                // A request that waits does so for a prompt that is being computed, mostly: at times only for
+                // a step of decodes.
                 let pending = engine.waiting + u64::from(engine.waiting > 0);
                 pending.saturating_sub(known.waiting).min(requests) as f64 * own.mean_tokens
             }
@@ -176,7 +178,7 @@ impl Others {
             requests: self.peers.requests as f64 * peers + self.rest_requests * rest,
             tokens: self.peers.waiting_tokens as f64 * peers + self.rest_tokens * rest,
             counted: if peers.max(rest) == 0.0 { Counted::default() } else { counted },
-            // Mostly nobody waits, or nobody looks.
+            // Mostly no prompt waits, or no look was taken.
             busy_share: if self.busy > 0.0 { self.busy / self.filled() } else { 0.0 },
         }
     }

@@ -1,5 +1,5 @@
 //! Whose requests were refused for their own fault lately: of one client, one kind of request, one status.
-//! What is refused to them again is passed on as it is, so that a client that keeps asking for what nobody
+//! What is refused to them again is passed on as it is, so that a client that keeps asking for what no worker
 //! serves costs one attempt for each request, takes no retries from others and puts no worker in doubt. No
 //! clock: time is the `Duration` since the start.
 

@@ -29,9 +29,10 @@ pub struct Pace {
     began: Option<Duration>,
     /// When the decayed sums below were last brought up to date.
     updated: Duration,
-    /// Requests per second.
+    /// Requests per second that were sent, decayed over [`MEMORY_S`]. Too low while less time than that was
+    /// seen.
     arrivals: f64,
-    /// Share of time in which somebody waited for a first token.
+    /// Share of time in which a request waited for its first token, decayed as `arrivals` is.
     busy: f64,
     /// Uncached prompt tokens of one request, a running mean.
     mean_tokens: f64,
@@ -134,7 +135,7 @@ impl Pace {
         self.waiting_tokens
     }
 
-    /// How many wait.
+    /// Requests sent there that have neither a first token nor ended.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }

@@ -9,12 +9,12 @@ use smallvec::{SmallVec, smallvec};
 use crate::balance;
 use crate::cost::{Cost, CostModel, Queue};
 
-/// A choice.
+/// The worker that was chosen, why, and what the request is expected to cost there.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Pick {
     /// Which of the candidates.
     pub index: usize,
-    /// Why.
+    /// What decided, as headers, logs and metrics name it.
     pub reason: Reason,
     /// Prompt tokens expected to be cached there, in whichever tier: less than the whole prompt, as the last
     /// one is always computed.
@@ -153,10 +153,10 @@ fn fetch_ms(request: &RequestView<'_>, candidate: &Candidate) -> f64 {
     candidate.tiers.map_or(0.0, |(_, tokens_per_ms)| fetched / tokens_per_ms)
 }
 
-/// The cheapest; among those about as cheap, the first in the rendezvous order of the first block that nobody
-/// holds. So requests that start with the same new prefix go together, even before the first is recorded, and
-/// different ones do not all follow the same order. A prefix that everybody shares decides nothing: what it
-/// saves is either the same everywhere or too little to count.
+/// The cheapest; among those about as cheap, the first in the rendezvous order of the first block that no
+/// worker holds. So requests that start with the same new prefix go together, even before the first is
+/// recorded, and different ones do not all follow the same order. A prefix that all prompts share decides
+/// nothing: what it saves is either the same everywhere or too little to count.
 ///
 /// A request that names its session goes by the session's order instead: what of its past the prompt's blocks
 /// do not show (a part below a block, text that the engine never sees, a response stored there) is where its

@@ -10,9 +10,9 @@ pub enum Policy {
     Prefix,
     /// The fewest requests in flight.
     LeastLoaded,
-    /// Each in turn.
+    /// Each in turn, one with a greater weight more often.
     RoundRobin,
-    /// Any.
+    /// One drawn at random, in proportion to the weights.
     Random,
     /// The less loaded of two at random (Mitzenmacher 2001).
     PowerOfTwo,
@@ -75,7 +75,7 @@ pub enum Reason {
     Prefix,
     /// Another holds a longer prefix, but waiting there costs more than computing it here.
     Spread,
-    /// Nobody holds a prefix worth going to: rendezvous hashing among the cheapest.
+    /// No worker holds a prefix worth going to: rendezvous hashing among the cheapest.
     New,
     /// As new, and the request says its session: rendezvous hashing of that among the cheapest.
     Session,
@@ -83,7 +83,7 @@ pub enum Reason {
     LeastLoaded,
     /// It was its turn.
     RoundRobin,
-    /// By chance.
+    /// It was drawn at random, in proportion to the weights.
     Random,
     /// The less loaded of two.
     PowerOfTwo,

@@ -27,7 +27,7 @@ const MAX_RATIO: f64 = 4.0;
 /// Before any answer: tokens per second of an eight-billion-parameter model on a large GPU.
 const PRIOR_TOKENS_PER_S: f64 = 8_000.0;
 
-/// One worker's speed.
+/// How fast one worker computes prompts: the running median of tokens per second over its answers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PrefillRate {
     /// Natural logarithm of tokens per second, and these.

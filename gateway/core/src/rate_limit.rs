@@ -62,7 +62,7 @@ impl RateLimit {
         self.level = (self.level + reserved - used).min(self.burst);
     }
 
-    /// How it stands.
+    /// How much is left at `now`, and when the limit is full again. Takes nothing.
     pub fn standing(&mut self, now: Duration) -> Standing {
         // Fills it up to now.
         let _ = self.wait(0.0, now);
@@ -78,7 +78,7 @@ impl RateLimit {
 /// How a limit stands at a moment.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Standing {
-    /// The limit itself.
+    /// What [`RateLimit::per_minute`] was given, in its unit: requests a minute, or tokens.
     pub per_minute: f64,
     /// What may come at once.
     pub left: f64,

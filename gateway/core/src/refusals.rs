@@ -206,13 +206,13 @@ impl Known {
     }
 }
 
-/// Who may be asked, of workers that stand so: who is willing; where nobody is, who is on trial; else those
-/// whose pause ends first.
+/// Who may be asked, of workers that stand so: those that are willing; where none is, those on trial; else
+/// those whose pause ends first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Eligible(Stance);
 
 impl Eligible {
-    /// Of these workers.
+    /// Goes by the best stance of these workers, and of several pauses by the one that ends first.
     pub fn among(stances: impl Iterator<Item = Stance>) -> Self {
         let better = |one: Stance, other: Stance| match (one, other) {
             (Stance::Refusing(one), Stance::Refusing(other)) => Stance::Refusing(one.min(other)),

@@ -24,12 +24,12 @@ pub struct RetryBudget {
 }
 
 impl RetryBudget {
-    /// A full one.
+    /// A full budget: [`RETRY_BURST`] retries may follow each other at once.
     pub fn new(now: Duration) -> Self {
         Self { tokens: RETRY_BURST, filled_at: now }
     }
 
-    /// A request came.
+    /// A client's request came, which allows [`RETRY_SHARE`] of a retry more, up to [`RETRY_BURST`].
     pub fn request(&mut self) {
         self.tokens = (self.tokens + RETRY_SHARE).min(RETRY_BURST);
     }

@@ -37,7 +37,7 @@ pub fn may_wait(policy: Policy, holds: bool, prompt_tokens: u64) -> bool {
     holds && policy == Policy::Prefix && prompt_tokens > 0
 }
 
-/// The waiting room's quote for this pick. Whoever may not have to wait finds no backlog.
+/// The waiting room's quote for this pick. A request that must not wait finds no backlog.
 pub fn quote(
     policy: Policy,
     holds: bool,

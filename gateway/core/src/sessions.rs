@@ -34,7 +34,7 @@ pub struct Drift {
     pub lost: usize,
 }
 
-/// The sessions.
+/// What the last prompt of each session began with, in at most so many bytes as [`Sessions::new`] allows.
 #[derive(Debug)]
 pub struct Sessions {
     /// Their names are hashes.
@@ -143,7 +143,7 @@ impl Sessions {
         self.known.get(&session).is_some_and(|past| past.heard == heard)
     }
 
-    /// Bytes taken.
+    /// Bytes that the remembered sessions take: a fixed number for each, and four for each block.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

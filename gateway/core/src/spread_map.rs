@@ -4,13 +4,13 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// The map.
+/// A [`HashMap`] that only spreads its keys' bits. Not for keys that clients choose.
 pub(crate) type SpreadMap<K, V> = HashMap<K, V, Spread>;
 
 /// What makes its hashes.
 pub(crate) type Spread = BuildHasherDefault<SpreadHasher>;
 
-/// See the module.
+/// Spreads the bits of a number with one multiplication and one shift.
 #[derive(Debug, Default)]
 pub(crate) struct SpreadHasher(u64);
 

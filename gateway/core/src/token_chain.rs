@@ -16,14 +16,14 @@ const USUAL_BLOCK_TOKENS: usize = 64;
 pub struct TokenSpace<'a> {
     /// The tenant's cache salt; empty if there is none.
     pub salt: &'a [u8],
-    /// The LoRA adapter.
+    /// Name of the LoRA adapter that the KV is computed with; `None`: the base model.
     pub adapter: Option<&'a str>,
-    /// Tokens per block.
+    /// Tokens in one block of the engine's cache. The names depend on it: other sizes never match.
     pub block_size: u32,
 }
 
 impl TokenSpace<'_> {
-    /// The empty prefix.
+    /// The name of the empty prefix in this space, which the first block's name is chained to.
     pub fn root(&self, key: HashKey) -> BlockHash {
         let mut seed = DOMAIN.to_vec();
         seed.extend_from_slice(&self.block_size.to_le_bytes());

@@ -6,15 +6,15 @@
 //!   (highest response ratio next, P. Brinch Hansen 1971): short prefills, above all those whose prefix is
 //!   cached, do not wait for long ones, and a long one's turn comes as its wait grows.
 //! - **Objective:** where one is set for the time to first token, those who have missed it let those go first
-//!   who can still keep it, but for every 32nd place: a backlog that is worked off makes nobody else late,
-//!   and nobody starves.
+//!   who can still keep it, but for every 32nd place: a backlog that is worked off makes no other request
+//!   late, and none starves.
 //! - **Whole plan:** every release goes through all that wait in that order, and who is not begun yet weighs
 //!   on the worker it would go to. Otherwise a hot prefix would keep all its requests waiting for one worker
 //!   while others idle, since the queue that makes it spread is in here and not there.
-//! - **Cheap:** who cannot begin anywhere is not quoted, and in a large fleet nobody is quoted again at once,
-//!   unless the worker that it waits for has opened. So quotes take a bounded share of the time, and a
-//!   release that finds every worker full orders nobody and looks at each waiting request in constant time
-//!   ([`CandidateSet`]).
+//! - **Cheap:** a request that cannot begin anywhere is not quoted, and in a large fleet none is quoted again
+//!   at once, unless the worker that it waits for has opened. So quotes take a bounded share of the time, and
+//!   a release that finds every worker full orders no requests and looks at each waiting request in constant
+//!   time ([`CandidateSet`]).
 //! - **Fair:** owners take turns by tokens, priorities go first ([`fair`]).
 //! - **Bounded:** beyond its limit, and after the longest wait, requests begin at once wherever they cost
 //!   least; or, where the rules shed load, they are refused.
@@ -34,7 +34,7 @@ use crate::spread_map::SpreadMap;
 /// Bounds of the pause until the next look at those who wait, in milliseconds: a prediction that has not come
 /// true is not asked again at once, and one that is far off not believed for long.
 const MIN_PAUSE_MS: f64 = 2.0;
-/// See above.
+/// The upper bound of that pause: a prediction is believed for a second at most.
 const MAX_PAUSE_MS: f64 = 1_000.0;
 
 /// Who is foreseen to wait for longer than this share of the limit is refused at once, and is late from this
@@ -50,15 +50,16 @@ const PAUSE_PER_WEIGHED_NS: f64 = 250.0;
 /// Above so many who wait, a release is followed by a pause, of so many nanoseconds for each of them: some
 /// twenty times what looking at one takes. With 4,096 who wait 16 ms, which a worker's horizon bridges.
 const CROWD: usize = 256;
-/// See above.
+/// Nanoseconds of that pause for each request that waits, once more than [`CROWD`] do.
 const PAUSE_PER_WAITING_NS: u64 = 4_000;
 
-/// Workers that one release weighs at most, over all its quotes: half a millisecond, in which nobody else is
-/// routed. Who is not quoted then is a pause later, still in order. Up to 80 workers a full room is gone
-/// through at once.
+/// Workers that one release weighs at most, over all its quotes: half a millisecond, in which no other
+/// request is routed. A request that is not quoted then is a pause later, still in order. Up to 80 workers a
+/// full room is gone through at once.
 const MAX_WEIGHED: usize = 20_480;
 
-/// When requests begin.
+/// Which requests may begin, in which order, and what becomes of those that wait for too long or are too
+/// many.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct RoomRules {
     /// A worker takes another request while its backlog is at most this: enough to bridge the time until the
@@ -66,15 +67,17 @@ pub struct RoomRules {
     pub horizon_ms: f64,
     /// Requests that may wait.
     pub max_waiting: usize,
-    /// The longest wait.
+    /// After so long a request begins wherever it costs least. With a `shed_after` of no more, it is refused
+    /// by then instead.
     pub max_wait: Duration,
-    /// Milliseconds added to each prefill in the order: differences below it do not matter to anybody.
+    /// Milliseconds added to each prefill in the order: differences below it do not matter to clients.
     pub grain_ms: f64,
     /// Whether the order is by response ratio; otherwise by arrival.
     pub by_response_ratio: bool,
-    /// Time to first token that is wanted: whoever would miss it anyway lets the others go first, mostly.
+    /// Time to first token that is wanted: a request that would miss it anyway lets the others go first,
+    /// mostly.
     pub objective: Option<Duration>,
-    /// Requests that would wait for longer are refused, and so are those beyond `max_waiting`; `None`: nobody
+    /// Requests that would wait for longer are refused, and so are those beyond `max_waiting`; `None`: none
     /// is.
     pub shed_after: Option<Duration>,
 }
@@ -127,7 +130,7 @@ pub trait WorkerChooser<R> {
     /// within the room's horizon. See [`CandidateSet::is_open`].
     fn is_open(&mut self, request: &R, worker: WorkerId, ahead: &Ahead) -> bool;
 
-    /// Where this request would go now, given what waits before it; `None` if nobody may have it.
+    /// Where this request would go now, given what waits before it; `None` if no worker may have it.
     fn quote(&mut self, request: &R, ahead: &Ahead) -> Option<(Quote, Self::Plan)>;
 
     /// Sends the request there; what that changes must be seen by the next quote. Without a plan, refuses it.
@@ -158,7 +161,7 @@ pub struct WaitingRoom<R> {
     rules: RoomRules,
     waiting: Vec<Entry<R>>,
     next: u64,
-    /// When somebody may begin although nothing happens.
+    /// When a request may begin although nothing happens.
     wake: Option<Duration>,
     /// Until when a crowd is not looked at again.
     rests_until: Duration,
@@ -172,7 +175,7 @@ pub struct WaitingRoom<R> {
 struct Entry<R> {
     number: u64,
     arrived: Duration,
-    /// Own prefill, as of the last quote; who comes while nobody waits mostly begins unasked.
+    /// Own prefill, as of the last quote; a request that comes while none waits mostly begins unasked.
     own_ms: Option<f64>,
     /// The worker that it waits for, as of the last quote, and until when that is not asked again.
     hope: Option<(WorkerId, Duration)>,
@@ -202,7 +205,7 @@ impl Ahead {
 }
 
 impl<R> WaitingRoom<R> {
-    /// An empty room.
+    /// A room in which no request waits and of whose owners none was served yet.
     pub fn new(rules: RoomRules) -> Self {
         Self {
             rules,
@@ -216,7 +219,7 @@ impl<R> WaitingRoom<R> {
         }
     }
 
-    /// When requests begin.
+    /// The rules in force: those of [`WaitingRoom::new`], or of the last [`WaitingRoom::set_rules`].
     pub fn rules(&self) -> &RoomRules {
         &self.rules
     }
@@ -226,8 +229,8 @@ impl<R> WaitingRoom<R> {
         self.rules = rules;
     }
 
-    /// A request came; `own_ms` is its prefill where it is least, which may be unknown if nobody waits. It
-    /// begins with the next [`WaitingRoom::release`].
+    /// A request came; `own_ms` is its prefill where it is least, which may be unknown if no request waits.
+    /// It begins with the next [`WaitingRoom::release`].
     pub fn enter(&mut self, now: Duration, own_ms: Option<f64>, request: R) -> Place {
         self.enter_as(now, own_ms, Share::default(), request)
     }
@@ -280,12 +283,12 @@ impl<R> WaitingRoom<R> {
         Some(&mut entry.request)
     }
 
-    /// Requests that wait.
+    /// Requests that wait now, of all owners together.
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Whether nobody waits.
+    /// Whether no request waits now, of whichever owner.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
@@ -299,12 +302,12 @@ impl<R> WaitingRoom<R> {
     }
 
     /// When [`WaitingRoom::release`] is to be called again if nothing happens before: a backlog will have
-    /// fallen to the horizon if all goes as predicted, or somebody will have waited for long enough.
+    /// fallen to the horizon if all goes as predicted, or a request will have waited for long enough.
     pub fn wake(&self) -> Option<Duration> {
         self.wake.filter(|_| !self.waiting.is_empty())
     }
 
-    /// Begins what can be begun now. A request that nobody may have begins too, for the desk to refuse.
+    /// Begins what can be begun now. A request that no worker may have begins too, for the desk to refuse.
     pub fn release(&mut self, now: Duration, desk: &mut impl WorkerChooser<R>) {
         if now < self.rests_until {
             self.wake = Some(self.rests_until);
@@ -372,15 +375,15 @@ impl<R> WaitingRoom<R> {
                 keep(entry, after(now, excess_ms));
             }
         }
-        // Where nobody is kept the list's room is.
+        // Where no request is kept the list's memory is.
         self.waiting = if kept.is_empty() { waiting } else { kept };
         self.wake = wake;
         self.rest(now);
         self.outflow.note(now, waited, begun);
     }
 
-    /// Until when nobody can begin, nor has to, as long as nothing happens: then order does not matter.
-    /// `None` if somebody may, or has to be asked about first.
+    /// Until when no request can begin, nor has to, as long as nothing happens: then order does not matter.
+    /// `None` if one may, or has to be asked about first.
     fn shut_until(&self, now: Duration, desk: &mut impl WorkerChooser<R>) -> Option<Duration> {
         if self.waiting.len() > self.rules.max_waiting {
             return None;

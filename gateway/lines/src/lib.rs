@@ -1,6 +1,6 @@
-//! Lines for a file that may be slow, full or a pipe that nobody reads: a thread of its own writes them, what
-//! it cannot keep up with is dropped, and what becomes of each is told. Whoever has a line waits for nothing.
-//! The logs of gateway and worker are such.
+//! Lines for a file that may be slow, full or a pipe that no process reads: a thread of its own writes them,
+//! what it cannot keep up with is dropped, and what becomes of each is told. The thread that logs a line
+//! waits for nothing. The logs of gateway and worker are such.
 //!
 //! The thread is there while there are lines: a process of one thread takes less for each system call and for
 //! each block of memory, and one that logs nothing need not have another.
@@ -34,7 +34,7 @@ const GATHER: Duration = Duration::from_millis(50);
 pub enum Fate<'a> {
     /// They are in the file.
     Written,
-    /// Too many waited.
+    /// They did not fit into the bytes that may wait, and are lost.
     Dropped,
     /// They could not be written.
     Failed(&'a io::Error),
@@ -43,7 +43,7 @@ pub enum Fate<'a> {
 /// Is told what becomes of how many lines.
 type Tell = Box<dyn Fn(Fate<'_>, u64) + Send + Sync>;
 
-/// Takes lines.
+/// Takes lines for one file, from any thread. Clones share what waits, and its bound.
 #[derive(Clone)]
 pub struct Lines(Arc<Shared>);
 

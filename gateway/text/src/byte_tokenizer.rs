@@ -39,7 +39,7 @@ pub(crate) fn byte(id: u32) -> Option<u8> {
     u8::try_from(id).ok()
 }
 
-/// Every token's bytes.
+/// The bytes of each id from 0 on: every single byte, then the special tokens' texts.
 pub(crate) fn table() -> Vec<TokenBytes> {
     let bytes = (0..=u8::MAX).map(|byte| TokenBytes { bytes: vec![byte], special: false });
     let special = SPECIAL.iter().map(|text| TokenBytes { bytes: text.as_bytes().to_vec(), special: true });

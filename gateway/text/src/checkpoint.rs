@@ -16,7 +16,7 @@ const SPECIAL: [&str; 7] =
 /// Everything text about one model.
 #[derive(Debug, Clone)]
 pub struct TextModel {
-    /// The tokenizer.
+    /// Turns text into ids and back: by its `tokenizer.json`, or byte by byte for a model without files.
     pub tokenizer: Arc<Tokenizer>,
     /// The chat template; for a model without one, rendering says so.
     pub template: Arc<ChatTemplate>,

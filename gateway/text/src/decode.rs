@@ -12,7 +12,7 @@ const UNFINISHED_MAX: usize = 3;
 /// Ids decoded again with each new one, at most: keeps endless invalid bytes from costing quadratic time.
 const WINDOW_IDS_MAX: usize = 32;
 
-/// Decodes one generation.
+/// Turns the ids of one answer into text as they come. What a further id could change is held back.
 #[derive(Debug)]
 pub struct Decoder {
     tokenizer: Arc<Tokenizer>,

@@ -8,15 +8,15 @@ pub enum TextError {
     /// A checkpoint's file is missing or unreadable.
     #[error("cannot read {}: {source}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file, as it was opened.
         path: PathBuf,
-        /// The system's reason.
+        /// Why the operating system did not read it, such as a missing file.
         source: std::io::Error,
     },
     /// A checkpoint's file is not what its name promises.
     #[error("{} is malformed: {reason}", path.display())]
     Malformed {
-        /// The file.
+        /// The file that was read and not understood; only its name where its text was given.
         path: PathBuf,
         /// What the parser said.
         reason: String,

@@ -1,5 +1,5 @@
 //! What memory it takes to make a request's body a prompt, and a prompt tokens; known before it is taken, so
-//! that whoever does it can bound it.
+//! that the caller can bound it.
 
 /// Memory that tokenising takes for each byte of text that cannot be cut: measured 110 for English, 140 for
 /// one long word, 220 for digits and blanks in turn.

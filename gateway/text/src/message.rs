@@ -15,7 +15,7 @@ use serde_json::Value;
 /// Fields of a message that are compared one with the other.
 const COMPARED_MAX: usize = 16;
 
-/// One message.
+/// One message of a conversation: fields such as `role` and `content`, in the client's order.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Message<'a> {
     fields: Vec<(Cow<'a, str>, Field<'a>)>,
@@ -24,9 +24,9 @@ pub struct Message<'a> {
 /// What a message's field holds.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Field<'a> {
-    /// A string.
+    /// A JSON string; one that the body holds without escapes is borrowed.
     Text(Cow<'a, str>),
-    /// Anything else.
+    /// Any other JSON value, `null` among them.
     Other(Cow<'a, Value>),
 }
 
@@ -187,8 +187,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for Field<'a> {
 /// Of equal names the last one's value counts, in the first one's place, as in Python's `json`.
 fn without_repetitions<'a>(fields: Vec<(Cow<'a, str>, Field<'a>)>) -> Vec<(Cow<'a, str>, Field<'a>)> {
     let mut kept: Vec<(Cow<'a, str>, Field<'a>)> = Vec::with_capacity(fields.len());
-    // Comparing each with all is quickest for the few that messages have, and endless for the many that
-    // somebody may send.
+    // Comparing each with all is quickest for the few that messages have, and endless for the many that a
+    // client may send.
     let mut places = (fields.len() > COMPARED_MAX).then(HashMap::new);
     for (name, field) in fields {
         let place = match &mut places {

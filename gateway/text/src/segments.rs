@@ -22,7 +22,7 @@ const SEGMENT_BYTES_MIN: usize = 64;
 /// The places where one tokenizer's prompts can be cut.
 #[derive(Debug)]
 pub(crate) struct Segmenter {
-    /// `None`: nowhere.
+    /// Finds the added tokens before which a text can be cut. `None`: there are none, and it stays whole.
     cuts: Option<AhoCorasick>,
 }
 

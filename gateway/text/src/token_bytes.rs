@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
-/// One token's text.
+/// What one id stands for; no bytes where no token has this id.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TokenBytes {
     pub(crate) bytes: Vec<u8>,
@@ -22,7 +22,7 @@ enum Spelling {
     ByteLevel,
     /// SentencePiece: `▁` is a blank, `<0xNN>` a byte.
     SentencePiece,
-    /// The text itself.
+    /// An entry is the token's text itself, in UTF-8.
     Plain,
 }
 

@@ -1,6 +1,6 @@
 //! How many tokens a text comes to at least, found without tokenising it: in no memory to speak of, and until
-//! there are more than somebody can use. Never too many, so that who refuses a text for it refuses none that
-//! fits.
+//! there are more than the caller can use. Never too many, so that a caller that refuses a text for it
+//! refuses none that fits.
 //!
 //! Why that is a floor. A tokenizer that knows every byte cuts a text (after normalisation) into pieces that
 //! are entries of its vocabulary. So from wherever one piece ends the next reaches no further than the

@@ -55,7 +55,7 @@ impl Tokenizer {
         Self { kind: Kind::Bytes, bytes: OnceLock::new(), floor: OnceLock::new() }
     }
 
-    /// Reads a `tokenizer.json`.
+    /// Reads a `tokenizer.json`, without the padding and cutting that it may set for training.
     pub fn from_file(path: &Path) -> Result<Self, TextError> {
         let bytes =
             std::fs::read(path).map_err(|source| TextError::Read { path: path.to_owned(), source })?;

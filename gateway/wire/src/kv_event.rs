@@ -46,7 +46,7 @@ impl EngineHash {
 /// What changed in one step of an engine, in order.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct EventBatch {
-    /// Seconds since 1970.
+    /// When the engine made the batch, by its clock, in seconds since 1970.
     pub ts: f64,
     /// The changes, in order.
     pub events: Vec<KvEvent>,
@@ -108,11 +108,11 @@ pub struct BlockStored {
 pub struct BlockRemoved {
     /// In any order, not necessarily of one prefix.
     pub block_hashes: Vec<EngineHash>,
-    /// The tier.
+    /// The tier that dropped them, as in [`BlockStored::medium`].
     pub medium: Option<String>,
-    /// The cache group.
+    /// The cache group that dropped them; `None` counts as group 0.
     pub group_idx: Option<u32>,
-    /// `LOCAL` or `REMOTE`.
+    /// `LOCAL` or `REMOTE`; see [`BlockRemoved::is_primary`].
     pub locality: Option<String>,
     /// How many copies of each block are left, where the engine says.
     pub remaining_copy_counts: Option<Vec<u32>>,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// `{"error": {...}}`, the body of every error answer and of a stream's terminal error event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
-    /// The error itself.
+    /// What went wrong; OpenAI's clients look for it under this one key.
     pub error: ErrorDetail,
 }
 
@@ -44,7 +44,7 @@ impl ErrorBody {
         self
     }
 
-    /// The JSON text.
+    /// The body as JSON text in one line.
     pub fn to_json(&self) -> String {
         // Strings and options always serialise.
         serde_json::to_string(self).unwrap_or_default()
@@ -62,10 +62,10 @@ pub struct Usage {
     /// Tokens of the whole prompt, template included.
     #[serde(default)]
     pub prompt_tokens: u64,
-    /// Tokens generated.
+    /// Tokens generated, as the engine counts them; 0 where it does not say.
     #[serde(default)]
     pub completion_tokens: u64,
-    /// Their sum.
+    /// Prompt and generated tokens together, as the engine adds them up; 0 where it does not say.
     #[serde(default)]
     pub total_tokens: u64,
     /// Where the prompt's tokens came from.
@@ -73,7 +73,7 @@ pub struct Usage {
     pub prompt_tokens_details: Option<PromptTokensDetails>,
 }
 
-/// Breakdown of `prompt_tokens`.
+/// How many of `prompt_tokens` the engine did not have to compute.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PromptTokensDetails {
     /// Prompt tokens whose KV was found in the worker's prefix cache.

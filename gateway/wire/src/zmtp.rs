@@ -15,7 +15,7 @@ pub type Frames = Vec<Bytes>;
 /// What a socket is for, of the kinds that KV events need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SocketType {
-    /// Publishes.
+    /// Publishes messages; a subscriber gets those whose first frame begins as it asked.
     Pub,
     /// Reads what a publisher says.
     Sub,
@@ -51,14 +51,14 @@ const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
 
-/// What has come.
+/// One thing that a peer has sent whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Incoming {
     /// The peer's greeting: it is to be sent [`ready`] now.
     Greeting,
     /// The peer is ready: messages may be sent.
     Ready,
-    /// A whole message.
+    /// A whole message, unless it is a subscription to a [`SocketType::Pub`].
     Message(Frames),
     /// It wants a sign of life: [`pong`] with this.
     Ping(Bytes),
@@ -74,7 +74,7 @@ pub enum Incoming {
 pub enum ZmtpError {
     /// What comes is not ZMTP.
     NotZmtp,
-    /// An older version.
+    /// The peer speaks a ZMTP before 3: this is its major version.
     Version(u8),
     /// A mechanism other than NULL, such as CURVE.
     Mechanism(String),
@@ -88,12 +88,12 @@ pub enum ZmtpError {
     TooLarge {
         /// As its frames announce so far.
         announced: u64,
-        /// The bound.
+        /// Bytes that are read at most: [`Bounds::message_bytes`], or 4 KiB of a command.
         most: usize,
     },
     /// A message of more frames than are read.
     TooMany {
-        /// The bound.
+        /// Frames that are read at most: [`Bounds::frames`].
         most: usize,
     },
 }
@@ -170,7 +170,7 @@ pub fn subscribe_to_all() -> Vec<u8> {
     message(&[b"\x01"])
 }
 
-/// One message.
+/// One message as it is sent: its frames, each behind its flags and its length.
 pub fn message<F: AsRef<[u8]>>(frames: &[F]) -> Vec<u8> {
     let mut out = Vec::new();
     for (i, frame) in frames.iter().enumerate() {
@@ -274,7 +274,7 @@ impl Reader {
     }
 
     fn greeting(&mut self) -> Result<Option<Incoming>, ZmtpError> {
-        // Told by its first bytes, so that nobody waits for the rest of something else.
+        // Told by its first bytes, so that the reader does not wait for the rest of something else.
         let came = &self.unread[..];
         if came.first().is_some_and(|byte| *byte != 0xff)
             || came.get(SIGNATURE_BYTES - 1).is_some_and(|byte| *byte != 0x7f)

@@ -1,7 +1,7 @@
 //! Who is connected. There are so many places; where all are taken, a newcomer gets that of the oldest peer
 //! that has nothing going on: one that has not finished its handshake, subscribed to nothing or asked
-//! nothing. So connections that say nothing, however many, keep nobody out. Only where all are engaged is a
-//! newcomer refused.
+//! nothing. So connections that say nothing, however many, keep no newcomer out. Only where all are engaged
+//! is a newcomer refused.
 
 use std::{
     future::Future,
@@ -20,7 +20,7 @@ use tokio::{
 
 use crate::limits::ACCEPT_PAUSE;
 
-/// A peer's place.
+/// One of the places for peers. A newcomer takes it from a peer that is not engaged, if there is no other.
 #[derive(Debug, Default)]
 pub(crate) struct Place {
     engaged: AtomicBool,

@@ -2,7 +2,7 @@
 //! for the KV events of the worker and of the load tester's mock. Frames are `keyway_wire::zmtp`'s (ZeroMQ
 //! RFC 23, and of RFC 37 what newer peers say); what is in messages is the owner's business.
 //!
-//! **No peer is trusted.** Whoever connects is a task of its own, and may make this process keep no more than
+//! **No peer is trusted.** Each connection is a task of its own, and may make this process keep no more than
 //!
 //! - what it has sent of one small thing: a subscription or a request of some hundred bytes, a command of 4
 //!   KiB;
@@ -11,7 +11,7 @@
 //!
 //! Published messages are kept once for all subscribers, and each subscriber has a place in them: one that is
 //! too slow misses the oldest (ZeroMQ's high-water mark, which drops the newest, would keep them for each).
-//! Nobody is waited for: [`PubSocket::send`] returns at once, and every asker is answered beside the others.
+//! No peer is waited for: [`PubSocket::send`] returns at once, and every asker is answered beside the others.
 //!
 //! Only the mechanism NULL is spoken: no keys, no encryption.
 

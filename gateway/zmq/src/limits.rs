@@ -27,11 +27,11 @@ pub(crate) const READ_BYTES: usize = 2 << 10;
 /// What is taken out of the published messages at a time, to be sent together: bytes, and pieces, of which
 /// one call of the system takes no more (Linux: `IOV_MAX` is 1,024).
 pub(crate) const TOGETHER_BYTES: usize = 64 << 10;
-/// See [`TOGETHER_BYTES`].
+/// Pieces that are sent together at most; [`TOGETHER_BYTES`] says why there is a bound.
 pub(crate) const TOGETHER_PIECES: usize = 64;
 
-/// Published messages that are looked at in one go for one subscriber, while nobody can publish: some
-/// microseconds.
+/// Published messages that are looked at in one go for one subscriber, while no message can be published:
+/// some microseconds.
 pub(crate) const LOOK_MAX: usize = 256;
 
 /// Pause after a connection could not be accepted: this process has no descriptors left, and asking again at

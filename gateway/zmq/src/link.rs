@@ -43,8 +43,8 @@ impl<R: AsyncRead + Unpin> Inbound<R> {
 
     /// The next thing that has come. May be dropped and asked again: nothing is lost by that.
     pub(crate) async fn next(&mut self) -> io::Result<Incoming> {
-        // One read brings hundreds of small things: whoever sends them without end must let others have their
-        // turns.
+        // One read brings hundreds of small things: a peer that sends them without end must let others have
+        // their turns.
         consume_budget().await;
         loop {
             if let Some(incoming) = self.reader.read().map_err(io::Error::other)? {
@@ -63,7 +63,7 @@ pub(crate) async fn in_time<T>(most: Duration, doing: impl Future<Output = io::R
     tokio::time::timeout(most, doing).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }
 
-/// Whole messages on their way out, in pieces that are shared with whoever else has them.
+/// Whole messages on their way out, in pieces whose memory other peers and the ring may share.
 #[derive(Debug, Default)]
 pub(crate) struct Unsent {
     pieces: VecDeque<Bytes>,
@@ -95,7 +95,7 @@ impl Unsent {
         self.pieces.len()
     }
 
-    /// Of each piece.
+    /// Bytes of each piece that are still to be sent.
     #[cfg(test)]
     pub(crate) fn lengths(&self) -> impl Iterator<Item = usize> {
         self.pieces.iter().map(Bytes::len)

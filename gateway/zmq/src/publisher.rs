@@ -60,12 +60,13 @@ impl PubSocket {
         Ok(Self { shared, accepting })
     }
 
-    /// Where it listens.
+    /// The address that subscribers connect to, with the port that the system chose if the owner asked for
+    /// port 0.
     pub fn local_addr(&self) -> SocketAddr {
         self.accepting.addr()
     }
 
-    /// Publishes one message, whose first frame is what subscribers filter by. Waits for nobody.
+    /// Publishes one message, whose first frame is what subscribers filter by. Waits for no subscriber.
     pub fn send(&self, frames: &[Bytes]) {
         self.shared.send(frames);
     }
@@ -123,7 +124,8 @@ where
     let mut moved = Instant::now();
     loop {
         if unsent.is_empty() {
-            // The last ping is answered; whoever sends more than it hears wants no answer to each.
+            // The last ping is answered; a peer that sends more of them than it hears wants no answer to
+            // each.
             if let Some(pong) = pong.take() {
                 unsent.push(pong);
             }

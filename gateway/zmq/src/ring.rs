@@ -14,7 +14,7 @@ use crate::{
 /// A message as it is sent.
 #[derive(Debug)]
 pub(crate) struct Message {
-    /// Its first frame.
+    /// The message's first frame, whose beginning subscriptions are compared with; empty without frames.
     pub(crate) topic: Bytes,
     /// The whole message as it is on the wire.
     pub(crate) pieces: Vec<Bytes>,
@@ -47,8 +47,8 @@ impl Ring {
         self.end
     }
 
-    /// Takes a message; the oldest go for it. The last one is kept, however large: somebody may have time for
-    /// it.
+    /// Takes a message; the oldest go for it. The last one is kept, however large: a subscriber may have time
+    /// for it.
     pub(crate) fn push(&mut self, message: Message) {
         self.bytes += message.bytes();
         self.kept.push_back(message);
@@ -59,8 +59,8 @@ impl Ring {
     }
 
     /// Moves on from the message numbered `next`, and takes of those that are wanted as many as are sent
-    /// together; how many of those passed are gone. Looks at no more than [`LOOK_MAX`]: whoever is not at the
-    /// end then comes again.
+    /// together; how many of those passed are gone. Looks at no more than [`LOOK_MAX`]: a subscriber that is
+    /// not at the end then comes again.
     pub(crate) fn read(&self, next: &mut u64, topics: &Topics, unsent: &mut Unsent) -> u64 {
         let first = self.end - self.kept.len() as u64;
         let gone = first.saturating_sub(*next);

@@ -1,5 +1,5 @@
 //! ROUTER, as far as questions with any number of answers need it (ZeroMQ RFC 28): each asker is answered on
-//! its own connection, one question after the other, and nobody waits for another.
+//! its own connection, one question after the other, and no asker waits for another.
 
 use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -47,7 +47,7 @@ impl RouterSocket {
         Ok(Self { accepting })
     }
 
-    /// Where it listens.
+    /// The address that askers connect to, with the port that the system chose if the owner asked for port 0.
     pub fn local_addr(&self) -> SocketAddr {
         self.accepting.addr()
     }

@@ -1,7 +1,7 @@
-//! How long those who came lately wait for their first token. By when they came, not by when the token came:
-//! while a backlog is worked off, its last requests would otherwise be a missed objective long after nobody
-//! who comes misses it; and whoever still waits would not be one at all. Whether the objective is missed is
-//! not decided here.
+//! How long requests that came lately wait for their first token. By when they came, not by when the token
+//! came: while a backlog is worked off, its last requests would otherwise be a missed objective long after no
+//! new request misses it; and a request that still waits would not be one at all. Whether the objective is
+//! missed is not decided here.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -83,8 +83,8 @@ impl FirstTokens {
         self.requests.binary_search_by_key(&watched.0, |request| request.number).ok()
     }
 
-    /// Seconds that `share` of them do not exceed, whoever still waits counted as far as it has; `None` where
-    /// they are too few.
+    /// Seconds that `share` of them do not exceed, a request that still waits counted as far as it has;
+    /// `None` where they are too few.
     pub fn quantile(&mut self, now: Duration, share: f64) -> Option<f64> {
         self.forget(now);
         let judged = self.requests.iter().filter(|request| request.came + self.objective <= now);

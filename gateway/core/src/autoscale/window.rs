@@ -154,7 +154,7 @@ impl Recent {
         Self { window, values: VecDeque::new() }
     }
 
-    /// Notes one.
+    /// Notes a value seen at `now`. The oldest goes for it once `MAX_VALUES` are held.
     pub fn add(&mut self, now: Duration, value: f64) {
         self.forget(now);
         if self.values.len() == MAX_VALUES {

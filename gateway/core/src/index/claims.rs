@@ -100,7 +100,8 @@ impl PrefixIndex {
         }
     }
 
-    /// Vouches for some slots of a list, from `first` on to earlier use, as far as nobody has accepted them.
+    /// Vouches for some slots of a list, from `first` on to earlier use, as far as no worker has accepted
+    /// them.
     pub(super) fn claim(&mut self, first: u32, slots: usize, claims: &mut Vec<u32>) {
         let mut at = first;
         for _ in 0..slots {

@@ -24,7 +24,8 @@ impl Forks {
     }
 }
 
-/// See [`Forks::of`].
+/// One guess, for chains whose first blocks fall together ([`Forks::of`]): after how many blocks holders
+/// parted last. 0 before any did.
 #[derive(Clone, Copy)]
 pub(super) struct Guess<'a>(&'a Cell<u32>);
 
@@ -43,7 +44,7 @@ impl Guess<'_> {
         chain.iter().copied().skip(fork.saturating_sub(1)).take(2)
     }
 
-    /// They parted there.
+    /// Notes that holders parted after `held` blocks, which the next search looks at first.
     pub(super) fn was(self, held: usize) {
         self.0.set(held as u32);
     }

@@ -25,7 +25,7 @@ const WAYS: usize = 4;
 /// Sets at most: a fleet has no more prefixes that are hot at a time than its workers can keep busy.
 const MAX_SETS: usize = 2048;
 
-/// One prefix.
+/// How often one prefix was used lately. An entry with no uses is free.
 #[derive(Clone, Copy, Default)]
 struct Entry {
     block: u64,
@@ -33,7 +33,7 @@ struct Entry {
     at_ms: u32,
     /// When it was first used.
     since_ms: u32,
-    /// Uses, faded.
+    /// Requests with a match that ended at this block; each counts less with time ([`MEMORY_S`]).
     uses: f32,
     /// Prompt tokens computed behind it, of its uses and faded with them.
     tokens: f32,

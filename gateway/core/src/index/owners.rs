@@ -1,14 +1,14 @@
-//! Whose residencies the index holds, and who gives way when it is full: whoever holds the most, so that an
-//! owner with no more than an equal part loses nothing to another, however many prompts that one sends. Where
-//! they lie is the workers' business.
+//! Whose residencies the index holds, and who gives way when it is full: the owner that holds the most, so
+//! that an owner with no more than an equal part loses nothing to another, however many prompts that one
+//! sends. Where they lie is the workers' business.
 
-/// Whose requests filled a block: a tenant, by a number that the caller gives it. 0 is nobody in particular:
-/// there are no tenants, they share their prompts, or the worker announced the block itself.
+/// Whose requests filled a block: a tenant, by a number that the caller gives it. 0 is no tenant in
+/// particular: there are no tenants, they share their prompts, or the worker announced the block itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner(pub u8);
 
 impl Owner {
-    /// Nobody in particular.
+    /// Number 0, for blocks that no tenant has for itself.
     pub const NOBODY: Self = Self(0);
 }
 
@@ -37,8 +37,8 @@ impl Owners {
         self.total -= 1;
     }
 
-    /// Who makes room for one more of `to`'s, and how many residencies at once, at most `batch`. Whoever
-    /// holds the most does, `to` itself among equals; another one never falls below an equal part.
+    /// Who makes room for one more of `to`'s, and how many residencies at once, at most `batch`. The owner
+    /// that holds the most does, `to` itself among equals; another one never falls below an equal part.
     pub(super) fn gives_way(&self, to: Owner, batch: usize) -> (Owner, usize) {
         let own = self.of(to);
         if own == self.total {

@@ -50,7 +50,7 @@ pub(super) struct Closed {
 }
 
 impl Placement {
-    /// Of nothing.
+    /// One that added no block, as where the chain is empty or the index takes no further worker.
     pub(super) fn nothing(worker: WorkerId) -> Self {
         Self::expects(worker, Vec::new())
     }

@@ -1,6 +1,6 @@
 //! Room for more: what leaves where a worker's own capacity or the index itself is full. An engine's cache is
-//! one for all, so a worker's least recent block goes, whoever's; the index is shared, so whoever holds the
-//! most of it gives way.
+//! one for all, so a worker's least recent block goes, whichever owner's it is; the index is shared, so the
+//! owner that holds the most of it gives way.
 
 use keyway_wire::block_hash::BlockHash;
 use smallvec::SmallVec;
@@ -24,7 +24,8 @@ pub(super) enum Kept {
 
 impl PrefixIndex {
     /// Lets so many `more` blocks fit into the worker's own capacity, at the cost of its least recent ones,
-    /// whoever's they are. What is pending there takes no room. False if what is kept stands in the way.
+    /// whichever owner's they are. What is pending there takes no room. False if what is kept stands in the
+    /// way.
     pub(super) fn trim(&mut self, place: u16, more: u32, kept: Kept) -> bool {
         loop {
             let worker = &self.workers[place];

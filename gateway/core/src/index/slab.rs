@@ -6,7 +6,7 @@ use keyway_wire::block_hash::BlockHash;
 
 use super::workers::ListId;
 
-/// No slot. Slot 0 exists, is never handed out and belongs to nobody.
+/// No slot. Slot 0 exists, is never handed out and belongs to no worker.
 pub(super) const NIL: u32 = 0;
 
 /// One residency, in half a cache line.

@@ -1,5 +1,5 @@
 //! The map from a 64-bit key to a slot: open addressing with linear probing in one allocation of fixed size.
-//! It keeps no keys: whoever calls says which slot is meant.
+//! It keeps no keys: the caller says which slot is meant.
 
 use super::words::{WORD_BYTES, Words};
 

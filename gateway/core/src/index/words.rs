@@ -1,7 +1,7 @@
-//! A fixed number of 64-bit words, 0 at first, in huge pages where the system gives them to whoever asks
-//! (`madvise`, in Linux's `transparent_hugepage/enabled`): words that are used in no order would touch each
-//! small page for the first time, at some microseconds each, and later look up each page's place in memory
-//! anew. What the words mean is the caller's business.
+//! A fixed number of 64-bit words, 0 at first, in huge pages where the system gives them to a process that
+//! asks (`madvise`, in Linux's `transparent_hugepage/enabled`): words that are used in no order would touch
+//! each small page for the first time, at some microseconds each, and later look up each page's place in
+//! memory anew. What the words mean is the caller's business.
 
 use std::alloc::{Layout, handle_alloc_error};
 
@@ -10,7 +10,7 @@ use memmap2::MmapMut;
 /// Bytes of one word.
 pub(super) const WORD_BYTES: usize = size_of::<u64>();
 
-/// The words.
+/// The words' memory, which neither grows nor shrinks.
 pub(super) struct Words {
     memory: MmapMut,
 }

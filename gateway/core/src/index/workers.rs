@@ -204,8 +204,8 @@ impl Workers {
         Some(ListId { place, nth: further as u8 + 1 })
     }
 
-    /// The owner's list there, a new one if need be. Where there is room for none, it shares the list of
-    /// whoever holds the most: that one gives way first, so nobody else loses by it.
+    /// The owner's list there, a new one if need be. Where there is room for none, it shares the list of the
+    /// owner that holds the most: that one gives way first, so no other owner loses by it.
     pub(super) fn find_or_add_list(&mut self, place: u16, owner: Owner, owners: &Owners) -> ListId {
         if let Some(list) = self.find_list(place, owner) {
             return list;

@@ -91,7 +91,7 @@ impl Blocks {
         self.agenda.clear();
     }
 
-    /// Blocks known.
+    /// Blocks with a node, those without a copy among them.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.nodes.len() - self.free.len()

@@ -50,7 +50,7 @@ struct Group {
     needs: u16,
 }
 
-/// See the module.
+/// All groups of one worker's model, and what those besides the first one have of each block.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     /// Number of the group that keeps whole prefixes, and the tokens in a block of it.

@@ -25,17 +25,17 @@ pub trait Moments {
     fn between(&self) -> impl Future<Output = ()> + Send;
 }
 
-/// An index that nobody else uses: tests and benchmarks have one.
+/// An index that only one feed uses: tests and benchmarks have one.
 #[derive(Debug)]
 pub struct Alone(pub RefCell<PrefixIndex>);
 
 impl Alone {
-    /// Around an index.
+    /// Takes an index for itself, so that each moment borrows it without waiting.
     pub fn new(index: PrefixIndex) -> Self {
         Self(RefCell::new(index))
     }
 
-    /// The outcome of what a feed does with it, which has nobody to wait for.
+    /// The outcome of what a feed does with it, which has no other user to wait for.
     pub fn run<T>(&self, future: impl Future<Output = T>) -> T {
         let mut future = pin!(future);
         loop {

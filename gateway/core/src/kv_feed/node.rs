@@ -5,7 +5,7 @@ use keyway_wire::block_hash::BlockHash;
 /// Place of a node.
 pub(super) type NodeId = u32;
 
-/// No node.
+/// Stands for no node: no place is as large as this, as a worker's nodes are fewer.
 pub(super) const NONE: NodeId = NodeId::MAX;
 
 /// Where a copy of a block is.

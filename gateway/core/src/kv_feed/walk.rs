@@ -53,7 +53,7 @@ impl Walk {
         (!self.leaves).then_some(self.at)
     }
 
-    /// Where it stands.
+    /// The block at hand, whether it has just been come to or those behind it are done.
     pub(super) fn at(&self) -> NodeId {
         self.at
     }

@@ -18,10 +18,11 @@ pub struct CandidateSet {
     open: Vec<u32>,
     /// The least backlog of the others.
     least_closed_ms: f64,
-    /// The reserve with which nobody was open, and the least backlog then: within a release neither it nor
+    /// The reserve with which no worker was open, and the least backlog then: within a release neither it nor
     /// what waits falls.
     shut: Cell<Option<(f64, f64)>>,
-    /// The place of each worker; made when somebody who waits first asks, which with an empty room is never.
+    /// The place of each worker; made when a request that waits first asks, which with an empty room is
+    /// never.
     place_of: OnceCell<SpreadMap<WorkerId, u32>>,
 }
 
@@ -40,7 +41,7 @@ impl CandidateSet {
         Self { candidates, horizon_ms, open, least_closed_ms, shut, place_of }
     }
 
-    /// All of them.
+    /// All of them, whether open or not, in the order that [`CandidateSet::new`] was given.
     pub fn candidates(&self) -> &[Candidate] {
         &self.candidates
     }
@@ -60,9 +61,9 @@ impl CandidateSet {
         }
     }
 
-    /// For [`super::WorkerChooser::least_excess_ms`]: constant time where nobody is open. What waits for a worker that
-    /// is not open is left out, which makes it at most too small. Without candidates nobody needs to wait for
-    /// them.
+    /// For [`super::WorkerChooser::least_excess_ms`]: constant time where no worker is open. What waits for a
+    /// worker that is not open is left out, which makes it at most too small. Without candidates no request
+    /// needs to wait for them.
     pub fn least_excess_ms(&self, ahead: &Ahead) -> f64 {
         if self.candidates.is_empty() {
             return f64::NEG_INFINITY;
@@ -87,7 +88,7 @@ impl CandidateSet {
         least_ms - horizon_ms
     }
 
-    /// For [`super::WorkerChooser::is_open`].
+    /// For [`super::WorkerChooser::is_open`]; `false` for a worker that is not among the candidates.
     pub fn is_open(&self, worker: WorkerId, ahead: &Ahead) -> bool {
         let places = self.place_of.get_or_init(|| {
             (0..).zip(&self.candidates).map(|(place, candidate)| (candidate.worker, place)).collect()

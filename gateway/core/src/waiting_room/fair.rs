@@ -1,11 +1,11 @@
-//! The order between those who share a room: higher priorities first, and among equals whoever has been
-//! served the fewest tokens for its weight (virtual token counters, Sheng et al., "Fairness in Serving Large
-//! Language Models", OSDI 2024). Who comes back after a pause starts level with the others but for a second's
-//! work of all workers: so nobody saves up, and whoever asks for less than its share does not queue for its
-//! own bursts beside somebody who asks for more. Without that second an owner has a fleet of its share's size
-//! to itself, which at four fifths of it has queues where the whole had room. And while somebody is about who
-//! has had less, workers are sent less beforehand of who keeps asking for more (`RESERVED`). In which order
-//! one owner's own requests begin is not decided here.
+//! The order between those who share a room: higher priorities first, and among equals the owner that has
+//! been served the fewest tokens for its weight (virtual token counters, Sheng et al., "Fairness in Serving
+//! Large Language Models", OSDI 2024). An owner that comes back after a pause starts level with the others
+//! but for a second's work of all workers: so no owner saves up, and one that asks for less than its share
+//! does not queue for its own bursts beside one that asks for more. Without that second an owner has a fleet
+//! of its share's size to itself, which at four fifths of it has queues where the whole had room. And while
+//! an owner is about that has had less, workers are sent less beforehand of one that keeps asking for more
+//! (`RESERVED`). In which order one owner's own requests begin is not decided here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -32,7 +32,7 @@ const OUTFLOW_SAMPLES_MIN: f64 = 8.0;
 /// Whose request it is, and what it weighs.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Share {
-    /// Names the owner.
+    /// A number that the caller gives each owner, such as a tenant; 0 if it has none to tell apart.
     pub owner: u32,
     /// Its share among those of its priority who want more than there is, above 0.
     pub weight: f64,
@@ -40,7 +40,7 @@ pub struct Share {
     pub priority: i32,
     /// Tokens of the request, as far as known when it comes.
     pub tokens: f64,
-    /// Tokens that its owner has had besides and that nobody charged yet: those of answers.
+    /// Tokens that its owner has had besides and that are not charged yet: those of answers.
     pub owed: f64,
 }
 
@@ -76,9 +76,9 @@ struct Account {
 pub struct Least(Vec<(i32, f64)>);
 
 impl Fair {
-    /// A request came, or wants to; `waiting` are the others. An owner of whom nobody waits has had at most
-    /// `credit` less from now on than whoever of those who wait has had the least, or than who was served
-    /// last.
+    /// A request came, or wants to; `waiting` are the others. An owner of which no request waits has had at
+    /// most `credit` less from now on than the one that has had the least of those that wait, or than the one
+    /// served last.
     pub fn come_back(
         &mut self,
         share: &Share,
@@ -125,7 +125,7 @@ impl Fair {
     }
 
     /// Whether a part of the workers is kept from this owner, which waits: it asks for more than its share,
-    /// and somebody of its priority or a higher one is about who has had less.
+    /// and an owner of its priority or a higher one is about that has had less.
     pub fn is_greedy(&self, share: &Share, least: &Least, now: Duration) -> bool {
         let Some(account) = self.owners.get(&share.owner) else { return false };
         let others = least.0.iter().take_while(|(priority, _)| *priority >= share.priority).last();
@@ -189,7 +189,7 @@ impl Fair {
     }
 }
 
-/// How fast requests leave a room in which somebody always waits: what its workers can take.
+/// How fast requests leave a room in which a request always waits: what its workers can take.
 #[derive(Copy, Clone, Debug, Default)]
 pub struct Outflow {
     at: Option<Duration>,
@@ -197,10 +197,10 @@ pub struct Outflow {
     begun: Begun,
 }
 
-/// What began.
+/// Requests that left the room to begin: at one release, or faded over some seconds in [`Outflow`].
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct Begun {
-    /// Requests.
+    /// How many requests began; a fraction where they are faded.
     pub requests: f64,
     /// Their tokens, as they said when they came.
     pub tokens: f64,
@@ -209,7 +209,7 @@ pub struct Begun {
 }
 
 impl Outflow {
-    /// So much began at `now`; `waited` says whether somebody waited since the last time.
+    /// So much began at `now`; `waited` says whether a request waited since the last time.
     pub fn note(&mut self, now: Duration, waited: bool, begun: Begun) {
         let since = self.at.replace(now).map_or(0.0, |at| now.saturating_sub(at).as_secs_f64());
         if !waited {

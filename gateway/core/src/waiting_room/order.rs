@@ -5,8 +5,8 @@ use std::{cmp::Reverse, time::Duration};
 
 use super::{Entry, FORESEEN, RoomRules, WaitingRoom};
 
-/// Of those who begin while both wait, one in so many would miss the objective: enough that nobody starves,
-/// little enough that workers who can do little more than comes serve what comes.
+/// Of those who begin while both wait, one in so many would miss the objective: enough that no request
+/// starves, little enough that workers who can do little more than comes serve what comes.
 const LATE_ONE_IN: u32 = 32;
 
 /// How much of what workers are sent beforehand is kept for those who can keep the objective. With less than

@@ -55,7 +55,7 @@ pub(super) fn int_or(value: Option<&Value>, default: i128) -> Result<i128, Error
     }
 }
 
-/// An optional flag.
+/// An optional flag: whatever value it has counts by its truth, as in Python; `default` if it is absent.
 pub(super) fn flag_or(value: Option<&Value>, default: bool) -> bool {
     value.map_or(default, Value::truth)
 }

@@ -141,7 +141,7 @@ fn cased(value: &Value, wanted: fn(char) -> bool, other: fn(char) -> bool) -> bo
     text.chars().any(wanted) && !text.chars().any(other)
 }
 
-/// Python's `is`.
+/// Python's `is`: the very same list, tuple or dict; of other types, equal values of one type.
 fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::List(a), Value::List(b)) | (Value::Tuple(a), Value::Tuple(b)) => Rc::ptr_eq(a, b),

@@ -34,7 +34,7 @@ pub(super) struct CallArgs {
     pub(super) keyword: Vec<(Arc<str>, Value)>,
 }
 
-/// One rendering.
+/// The state of one rendering: the variables it was given, and what it has used of its bounds.
 pub(super) struct Interpreter {
     context: Vec<(Arc<str>, Value)>,
     pub(super) now: u64,
@@ -80,7 +80,7 @@ impl Interpreter {
         Ok(out)
     }
 
-    /// Steps so far.
+    /// Steps taken so far; an error comes beyond `RENDER_STEPS_MAX`.
     #[cfg(test)]
     pub(super) fn steps(&self) -> u64 {
         self.steps

@@ -62,7 +62,7 @@ pub(super) const NAMES: [&str; 46] = [
 /// Filters that do not go through a value that is no text.
 pub(super) const LOOK_AT_AN_END: [&str; 7] = ["count", "d", "default", "first", "last", "length", "string"];
 
-/// `value | name(args)`.
+/// What `value | name(args)` comes to; an error where no filter has this name.
 pub(super) fn apply(i: &mut Interpreter, name: &str, value: Value, args: CallArgs) -> Result<Value, Error> {
     match name {
         "default" | "d" => {

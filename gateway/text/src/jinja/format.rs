@@ -152,7 +152,7 @@ fn repr(value: &Value) -> String {
     out
 }
 
-/// `text.format(args)`.
+/// Python's `text.format(args)`: fields in braces are filled in turn, by number or by name.
 pub(super) fn braces(i: &mut Interpreter, text: &str, args: &CallArgs) -> Result<String, Error> {
     let mut next = 0;
     replaced(i, text, args, &mut next, 0)

@@ -10,13 +10,13 @@ use super::Error;
 pub(super) enum Token {
     /// Text outside of tags.
     Data(String),
-    /// `{%`
+    /// `{%`, with the `-` or `+` behind it, if any.
     BlockBegin,
-    /// `%}`
+    /// `%}`, with the `-` or `+` before it, if any.
     BlockEnd,
-    /// `{{`
+    /// `{{`, with the `-` or `+` behind it, if any.
     PrintBegin,
-    /// `}}`
+    /// `}}`, with the `-` before it, if any.
     PrintEnd,
     Name(Arc<str>),
     Text(String),
@@ -56,13 +56,13 @@ struct Lexer<'a> {
 /// What a tag's opening says about the blanks before it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Before {
-    /// `{%-`
+    /// `{%-`, `{{-` and `{#-`: all blanks before the tag go.
     Strip,
-    /// `{%+`
+    /// `{%+`, `{{+` and `{#+`: all blanks before the tag stay.
     Keep,
     /// `{%` and `{#`: blanks since the line's beginning go
     Line,
-    /// `{{`
+    /// `{{` says nothing of them, so they stay.
     Nothing,
 }
 

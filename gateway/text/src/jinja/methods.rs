@@ -328,7 +328,8 @@ fn offset(text: &str, part: &str) -> usize {
     part.as_ptr() as usize - text.as_ptr() as usize
 }
 
-/// Python's `splitlines`.
+/// Python's `splitlines`: lines without what ends them, or with it if `keep`. All ends that Python knows
+/// count.
 pub(super) fn split_lines(text: &str, keep: bool) -> Vec<&str> {
     let ends = |c: char| {
         matches!(c, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}')

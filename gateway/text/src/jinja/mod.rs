@@ -61,14 +61,14 @@ impl Error {
     }
 }
 
-/// A compiled template.
+/// A template read once, to be rendered for any number of conversations.
 #[derive(Debug)]
 pub(crate) struct Template {
     body: ast::Body,
 }
 
 impl Template {
-    /// Compiles `source`.
+    /// Reads `source`, without rendering it. An error says in which line the template is wrong.
     pub(crate) fn new(source: &str) -> Result<Self, Error> {
         Ok(Self { body: parser::parse(source)? })
     }

@@ -250,7 +250,8 @@ pub(super) fn slice_bound(value: &Value) -> Result<Option<i128>, Error> {
     }
 }
 
-/// Python's `object[start:stop:step]`.
+/// Python's `object[start:stop:step]`, with `None` for what is left out. Of a value that cannot be cut:
+/// undefined.
 pub(super) fn slice(object: &Value, [start, stop, step]: [Option<i128>; 3]) -> Result<Value, Error> {
     let step = step.unwrap_or(1).clamp(-(1 << 62), 1 << 62);
     if step == 0 {

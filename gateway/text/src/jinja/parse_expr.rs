@@ -37,7 +37,8 @@ impl Parser {
         }
     }
 
-    /// One expression.
+    /// One expression, without commas outside of brackets; an error if it lies deeper than
+    /// `TEMPLATE_DEPTH_MAX`.
     pub(super) fn expr(&mut self) -> Result<Expr, Error> {
         self.deeper(Self::conditional)
     }

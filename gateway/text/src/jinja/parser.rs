@@ -8,7 +8,7 @@ use super::ast::{Body, Expr, For, MacroDef, Node, Param, Stmt, Target};
 use super::lexer::{Token, lex};
 use crate::limits::TEMPLATE_DEPTH_MAX;
 
-/// A template's statements.
+/// Reads a whole template into statements. The first thing that does not fit is an error.
 pub(super) fn parse(source: &str) -> Result<Body, Error> {
     let mut parser = Parser { tokens: lex(source)?, at: 0, depth: 0, loops: 0 };
     let body = parser.body(&[])?;

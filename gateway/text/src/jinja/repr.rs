@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Error;
 use super::value::{Value, View};
 
-/// Python's `str(value)`.
+/// Python's `str(value)`: a text as it is, an undefined value as no text, all else as its `repr`.
 pub(super) fn to_str(value: &Value) -> Arc<str> {
     match value {
         Value::Text(text) => text.text.clone(),
@@ -19,7 +19,7 @@ pub(super) fn to_str(value: &Value) -> Arc<str> {
     }
 }
 
-/// Appends Python's `str(value)`.
+/// Appends Python's `str(value)`, as [`to_str`] has it, without a text in between.
 pub(super) fn write_str(value: &Value, out: &mut String) {
     match value {
         Value::Text(text) => out.push_str(&text.text),
@@ -28,7 +28,7 @@ pub(super) fn write_str(value: &Value, out: &mut String) {
     }
 }
 
-/// Appends Python's `repr(value)`.
+/// Appends Python's `repr(value)`, which puts texts in quotes.
 pub(super) fn write_repr(value: &Value, out: &mut String) {
     // Writing to a String cannot fail.
     let _ = match value {

@@ -79,7 +79,7 @@ pub(super) struct Macro {
     pub(super) scope: Weak<Scope>,
 }
 
-/// The variable `loop`.
+/// The variable `loop` of one `for`: the item at hand, its place, and the items around it.
 pub(super) struct Loop {
     pub(super) node: Arc<For>,
     pub(super) scope: Rc<Scope>,
@@ -301,7 +301,7 @@ impl Value {
         }
     }
 
-    /// Python's `len`.
+    /// Python's `len`: characters of a text, else items; 0 if undefined. An error for values that have none.
     pub(super) fn len(&self) -> Result<usize, Error> {
         Ok(match self {
             Self::Undefined(_) => 0,
@@ -368,7 +368,7 @@ pub(super) fn numbers(a: &Value, b: &Value) -> Option<Numbers> {
     }
 }
 
-/// Python's `==`.
+/// Python's `==`: numbers by value whatever their type, lists and dicts by what is in them.
 pub(super) fn equal(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Text(a), Value::Text(b)) => a.text == b.text,

@@ -51,7 +51,7 @@ pub struct Decoded {
 /// a type this version does not know, an error for one that makes no sense.
 #[derive(Debug, Clone)]
 pub struct Events<'a> {
-    /// Seconds since 1970.
+    /// When the engine made the batch, by its clock, in seconds since 1970.
     pub ts: f64,
     /// Which of several data-parallel engines; `None` if there is one.
     pub data_parallel_rank: Option<u32>,

@@ -27,14 +27,14 @@ fn parse_seq(frame: &[u8]) -> Option<u64> {
     frame.try_into().ok().map(u64::from_be_bytes)
 }
 
-/// A live message.
+/// A batch as the engine publishes it, once and to all subscribers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Live<'a> {
     /// What subscribers filter by.
     pub topic: &'a [u8],
-    /// The batch's number.
+    /// The batch's number: 0 for the first since the engine's start, one more for each batch.
     pub seq: u64,
-    /// An encoded [`super::EventBatch`].
+    /// An encoded [`super::EventBatch`], which is not looked at yet.
     pub payload: &'a [u8],
 }
 
@@ -51,7 +51,7 @@ impl<'a> Live<'a> {
 pub enum ReplayRequest {
     /// All batches that are kept, from this number on.
     From(u64),
-    /// The whole state.
+    /// All that is cached now, whichever batches said so. Not every engine knows this request.
     Snapshot,
 }
 
@@ -77,11 +77,11 @@ impl ReplayRequest {
 /// One reply on the replay socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplayReply<'a> {
-    /// One batch.
+    /// One batch that the engine has kept, or a part of a snapshot.
     Batch {
         /// Its number; in a snapshot the number to go on from.
         seq: u64,
-        /// An encoded [`super::EventBatch`].
+        /// An encoded [`super::EventBatch`], never empty: an empty one is the end.
         payload: &'a [u8],
     },
     /// Nothing more will come.

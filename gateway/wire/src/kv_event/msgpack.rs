@@ -14,7 +14,7 @@ pub(super) enum Value<'a> {
     Nil,
     Bool,
     Uint(u64),
-    /// Below zero.
+    /// An integer below zero. All others are [`Value::Uint`], in whichever size they came.
     Negative(i64),
     Float(f64),
     Text(&'a [u8]),
@@ -54,12 +54,12 @@ impl<'a> Reader<'a> {
         Self { rest: bytes }
     }
 
-    /// What is unread.
+    /// The bytes that are not read yet.
     pub(super) fn rest(&self) -> &'a [u8] {
         self.rest
     }
 
-    /// The next value.
+    /// Reads the next value. An extension is passed over, its bytes with it.
     pub(super) fn next(&mut self) -> Result<Value<'a>, NotMsgpack> {
         let marker = Marker::from_u8(self.bytes(1)?[0]);
         Ok(match marker {
