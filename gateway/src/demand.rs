@@ -35,7 +35,7 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// A request came that is a pool's, or nobody's.
+    /// A request came: `pool` is its model's; `None`: no pool counts it.
     pub(crate) fn begin(
         pool: Option<Arc<Pool>>,
         prompt_tokens: u64,
@@ -116,7 +116,7 @@ impl Demand {
         self.answer_tokens = tokens;
     }
 
-    /// It ends now; whoever only drops it does not say when.
+    /// It ends now; a request that is only dropped does not say when.
     pub fn ended(&self, now: Duration) {
         if let (Some(pool), Stage::Running { since, .. }) = (&self.pool, self.stage) {
             let mut state = pool.state.lock();

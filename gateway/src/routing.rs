@@ -53,7 +53,7 @@ use crate::{
 /// Blocks that are forgotten in one go, each in a fraction of a microsecond.
 const FORGOTTEN_TOGETHER: usize = 512;
 
-/// Routes requests.
+/// Chooses a worker for each request, by what the index, the fleet and the waiting room say.
 #[derive(Debug)]
 pub struct Router {
     fleet: Arc<Fleet>,
@@ -102,7 +102,7 @@ struct Rules {
 /// Where a request goes, and what keeps that true.
 #[derive(Debug)]
 pub struct Choice {
-    /// The worker.
+    /// The worker that is to be asked; the request counts in its load already.
     pub worker: Arc<Worker>,
     /// The decision and its numbers.
     pub pick: Pick,
@@ -160,7 +160,7 @@ impl Router {
         }
     }
 
-    /// Until then.
+    /// Waits until some prompts' tokens are known ([`Router::tokens_come`]); for ever, if none ever are.
     pub async fn until_tokens_come(&self) {
         // The sender lives as long as this router.
         let _ = self.tokens_come.subscribe().wait_for(|come| *come).await;
@@ -204,7 +204,7 @@ impl Router {
         Self { fetch_tokens_per_ms, ..self }
     }
 
-    /// Whether that counts.
+    /// Whether what workers hold in their host's memory or on a disk counts in choices.
     pub fn counts_tiers(&self) -> bool {
         self.fetch_tokens_per_ms.is_some()
     }
@@ -237,7 +237,7 @@ impl Router {
         &self.fleet
     }
 
-    /// The series.
+    /// All series of the gateway, for parts that know it by its router.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
     }
@@ -373,7 +373,7 @@ impl Router {
         own + (index.resident(worker.id) as f64 * text_block_tokens) as u64
     }
 
-    /// Brings the gauges that nobody adds to up to date, before a scrape.
+    /// Sets, before a scrape, the gauges that are not kept up to date as things happen.
     pub fn show_state(&self) {
         self.finish_lingering(self.now());
         for state in [State::Joining, State::Ready, State::Paused, State::Down, State::Draining] {

@@ -1,7 +1,7 @@
 //! What workers keep for their clients (responses, conversations, files, batches, and whatever else has an
 //! id) is asked for where it is. The ids that an answer hands out are remembered with their worker, as keyed
-//! hashes; a request that names one goes there. One that names an id which is not known is for whoever has
-//! it: the workers are asked.
+//! hashes; a request that names one goes there. One that names an id which is not known is for the worker
+//! that has it: the workers are asked.
 //!
 //! Only paths that may store something are looked at; a completion that stores nothing costs nothing.
 
@@ -52,7 +52,7 @@ const OF_TENANTS: [&str; 13] = [
     "/v1/containers",
 ];
 
-/// Who stores what.
+/// Which worker stores what, for which tenant: ids as keyed hashes, as many as memory allows.
 #[derive(Debug)]
 pub struct StoredState {
     key: HashKey,

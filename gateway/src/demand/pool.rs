@@ -22,7 +22,7 @@ const SHARE_GUESS_COUNTS: f64 = 20.0;
 const FULL_RATE_GAIN: f64 = 0.3;
 /// Time in which what full workers computed gives way, to 37 %, to what others do.
 const FULL_RATE_MEMORY_S: f64 = 3_600.0;
-/// One model's demand.
+/// What one model's requests ask of its workers now, and what was learned of them.
 #[derive(Debug)]
 pub(crate) struct Pool {
     pub(crate) model: String,
@@ -33,7 +33,7 @@ pub(crate) struct Pool {
 pub(crate) struct PoolState {
     /// Prompt tokens that came, cached or not.
     pub(super) arrivals: TokenRate,
-    /// Of streams.
+    /// Times to the first token of streamed requests, over the time that the SLO is judged by.
     pub(super) ttft: FirstTokens,
     /// Mean time between tokens of those that ended.
     pub(crate) itl: Recent,
@@ -76,7 +76,7 @@ pub(super) struct Held {
     pub(super) at: Duration,
     /// When something ran last.
     pub(super) busy: Duration,
-    /// Requests.
+    /// Requests past their first token: as many as would run if no work waited.
     pub(super) running: f64,
     /// Tokens of KV cache that they hold.
     pub(super) tokens: f64,
@@ -160,9 +160,9 @@ impl PoolState {
 
     /// A full worker computes prompts more slowly, beside more answers, and how many full ones are needed is
     /// what the sum says. So what full ones computed is kept, and gives way over an hour to what is fitted
-    /// from single answers while nobody waits: the load may have become another. Before workers were ever
-    /// full, a higher fit is taken at once, and a lower one over a quarter of the scale-in time: the slowest
-    /// moment would ask for too many.
+    /// from single answers while no backlog is left: the load may have become another. Before workers were
+    /// ever full, a higher fit is taken at once, and a lower one over a quarter of the scale-in time: the
+    /// slowest moment would ask for too many.
     fn take_rate(&mut self, now: Duration, fitted: Option<f64>, (behind, full): (bool, Option<f64>)) {
         let then = self.rated.replace(now);
         if let Some(full) = full {

@@ -19,7 +19,7 @@ use crate::{
     proxy::body::Response,
 };
 
-/// The service for who shows the token in force (`Bearer …`); for everybody where there is none.
+/// The service for requests that show the token in force (`Bearer …`); for all where there is none.
 pub fn guarded(live: Live, service: impl Stack) -> impl Stack {
     around(move |arrived, next| guard(live.now().admin_token.clone(), arrived, next)).layer(service)
 }

@@ -18,7 +18,7 @@ use crate::{
 pub struct Serving {
     /// Limits, timeouts and tokenizers of requests.
     pub dispatch: Arc<Dispatch>,
-    /// Who may come in; everybody where there are none.
+    /// Tenants whose keys let requests in; `None`: every client may come in.
     pub tenants: Option<Arc<Tenants>>,
     /// `Bearer …` that operators show.
     pub admin_token: Option<HeaderValue>,

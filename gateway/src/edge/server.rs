@@ -53,7 +53,7 @@ pub struct Server {
     pub cores: Option<Arc<Cores>>,
     /// How long a client may take nothing of an answer (HTTP/2; over HTTP/1.1 the listener's sockets know).
     pub client_stall: Duration,
-    /// Open connections.
+    /// `keyway_connections`, which both listeners count in: up with each connection let in, down at its end.
     pub connections: IntGauge,
     /// What the gateway lacks is told there.
     pub shortages: Shortages,
@@ -182,7 +182,7 @@ impl<S: Stack> Service<Request> for Called<S> {
 }
 
 impl<S: Stack> Connection<S> {
-    /// Until its end.
+    /// Serves the connection until its end; an error is only logged, and the place is given back either way.
     async fn serve(self, open: Open, stream: impl Future<Output = io::Result<TcpStream>>) {
         if let Err(error) = self.speak(stream).await {
             tracing::debug!(%error, "a client connection ended with an error");

@@ -47,7 +47,7 @@ pub fn stack(live: Live, intake: Arc<Intake>, tracer: Option<Arc<Tracer>>) -> im
         }))
         // Below the record, so that a panic is recorded; above all that may panic.
         .layer(around(panic_safe))
-        // Before anybody reads the body.
+        // Before any layer reads the body.
         .layer(around(framed))
         // Above all that costs: who may not come in takes nothing.
         .layer(around(known))
@@ -78,7 +78,7 @@ impl Asking {
 pub struct Arrived {
     /// Its head, and its body as it comes.
     pub request: Request,
-    /// Whose it is.
+    /// The connection that it came on, whose share of the gateway it counts against.
     pub client: Arc<Client>,
 }
 

@@ -51,7 +51,7 @@ const PAGE: &str = include_str!("admin/page.html");
 pub struct Admin {
     /// The fleet and the index.
     pub router: Arc<Router>,
-    /// The series.
+    /// All series of the gateway, which `/metrics` renders.
     pub metrics: Arc<Metrics>,
     /// Who this is, among gateways.
     pub gateway_id: GatewayId,
@@ -94,8 +94,8 @@ pub fn admin(admin: Admin) -> impl Stack {
     })
 }
 
-/// One at a time, of a body that a prompt may have, and where nobody waits for it: whoever asks for more than
-/// that must not keep others from asking whether the gateway is alive.
+/// One at a time, of a body that a prompt may have, and on the threads for large bodies: an operator who asks
+/// for more than that must not keep others from asking whether the gateway is alive.
 async fn explained(request: Request, admin: &Admin, explaining: &Semaphore) -> Result<Response, Error> {
     let _one = explaining.try_acquire().map_err(|_| Error::TooBusy { retry_after: CORE_PATIENCE })?;
     let query = request.uri().query().unwrap_or_default();
@@ -174,7 +174,7 @@ async fn alive(admin: &Admin) -> Response {
     }
 }
 
-/// What this gateway has at each worker, for as long as somebody listens.
+/// What this gateway has at each worker, for as long as the client listens.
 fn told(request: &Request, admin: &Admin, answered: Answered) -> Response {
     let query = request.uri().query().unwrap_or_default();
     let lines = Telling::new(Arc::clone(&admin.router), Arc::clone(&admin.leaving), admin.gateway_id, query);
@@ -183,7 +183,7 @@ fn told(request: &Request, admin: &Admin, answered: Answered) -> Response {
     response
 }
 
-/// The page, which may load nothing and be framed by nobody.
+/// The page, which may load nothing from elsewhere and which no other page may frame.
 fn page() -> Response {
     let mut response = text(StatusCode::OK, "text/html; charset=utf-8", PAGE);
     let headers = response.headers_mut();
@@ -216,7 +216,7 @@ struct LastError {
     cause: &'static str,
     /// What came of the last probe, and what to do.
     text: String,
-    /// What was asked.
+    /// URL of the question at which the fault was found.
     url: String,
     /// Seconds since 1970 at which a probe said so first.
     since: f64,

@@ -39,25 +39,25 @@ pub type ConfigReader = Box<dyn Fn() -> Result<Config, ConfigError> + Send + Syn
 pub struct Parts {
     /// What requests are served by.
     pub live: Live,
-    /// The fleet.
+    /// The fleet: its workers join and drain as the new configuration lists them.
     pub members: Arc<Members>,
     /// Policy, and the rules of the waiting room.
     pub router: Arc<Router>,
     /// Its time to connect.
     pub upstream: Upstream,
-    /// Requests in flight.
+    /// Requests in flight, bounded by the new `limits.max_in_flight`.
     pub admission: Admission,
     /// How many bytes of their bodies.
     pub body_memory: BodyMemory,
-    /// Connections.
+    /// Clients' connections: how many there may be, and the times for their heads and for the drain.
     pub intake: Arc<Intake>,
-    /// The listener's certificates.
+    /// Certificates of the clients' listener, replaced where `tls` changes; `None`: it speaks no TLS.
     pub tls: Option<Arc<ServerTls>>,
-    /// Counts.
+    /// Where reloads are counted, and where it is shown whether the last one was taken over.
     pub metrics: Arc<Metrics>,
-    /// For tenants' limits.
+    /// Time for the limits of tenants, where a reload is the first to name a file of them.
     pub clock: Clock,
-    /// The other gateways.
+    /// The other gateways that this one listens to, followed anew where `peers` changes.
     pub peers: Arc<Peers>,
     /// The task that looks for workers.
     pub discovery: Mutex<JoinHandle<()>>,
@@ -203,7 +203,7 @@ impl Reloader {
         }
     }
 
-    /// Nothing here fails.
+    /// Puts the plan into force, part by part. No step can fail, so that none is left half done.
     fn apply(&self, old: &Config, plan: Plan) {
         let (parts, config) = (&self.parts, &plan.config);
         parts.live.replace(plan.serving);
@@ -233,7 +233,7 @@ impl Reloader {
     }
 }
 
-/// Sources that nobody looks at any more: their workers drain.
+/// Sources that no task looks at any more: their workers drain.
 fn gone(old: &DiscoveryConfig, new: &DiscoveryConfig) -> Vec<Source> {
     let file = (old.file.is_some() && new.file.is_none()).then_some(Source::File);
     let dns = (new.dns.len()..old.dns.len()).map(Source::Dns);

@@ -33,14 +33,14 @@ use crate::{
     },
 };
 
-/// The parts, before anybody is let in.
+/// The parts, before any client is let in.
 #[derive(Debug)]
 pub struct Assembly {
     /// Those that a reload reaches.
     pub parts: Parts,
     /// How many workers each model needs.
     pub scale: Arc<Autoscale>,
-    /// The index's file.
+    /// Reads and writes the snapshot of the index, where a file for it is configured.
     pub memory: Memory,
     /// What runs beside them.
     pub background: Vec<JoinHandle<()>>,

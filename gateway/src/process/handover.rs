@@ -1,12 +1,12 @@
-//! A restart that refuses nobody: the old process passes its listening sockets to the new one over a Unix
-//! socket, goes on until the new one serves, and then drains. Connections that wait in the kernel's queue
-//! stay there, since the sockets themselves are passed; `SO_REUSEPORT` would lose them with the old process's
-//! queue.
+//! A restart that refuses no connection: the old process passes its listening sockets to the new one over a
+//! Unix socket, goes on until the new one serves, and then drains. Connections that wait in the kernel's
+//! queue stay there, since the sockets themselves are passed; `SO_REUSEPORT` would lose them with the old
+//! process's queue.
 //!
-//! Whoever comes second at `handover_socket` is the successor. It says hello, gets the sockets and the secret
-//! of the hashes (so that tenants' salts stay what they are), starts its probes, and says that it is ready
-//! once it accepts. If it ends before that, the old process goes on as if nothing had been. Both run as the
-//! same user, which the kernel vouches for.
+//! The process that comes second at `handover_socket` is the successor. It says hello, gets the sockets and
+//! the secret of the hashes (so that tenants' salts stay what they are), starts its probes, and says that it
+//! is ready once it accepts. If it ends before that, the old process goes on as if nothing had been. Both run
+//! as the same user, which the kernel vouches for.
 
 mod message;
 
@@ -32,12 +32,12 @@ use crate::{
 #[derive(Debug)]
 pub struct Predecessor {
     stream: UnixStream,
-    /// What it leaves.
+    /// What it sent besides its sockets: the key of its hashes, and whether a worker was ready.
     pub legacy: Legacy,
 }
 
 impl Predecessor {
-    /// Asks whoever listens at `path` for its sockets. `None` where nobody does.
+    /// Asks the process that listens at `path` for its sockets. `None` where no process does.
     pub async fn find(path: PathBuf) -> io::Result<Option<(Self, Handles)>> {
         spawn_blocking(move || {
             let stream = match UnixStream::connect(&path) {
@@ -95,7 +95,7 @@ fn hand_over(stream: &UnixStream, handles: &Handles, legacy: &impl Fn() -> Legac
     message::expect_ready(stream)
 }
 
-/// Binds beside the path and moves there, so that the path always leads to somebody or to the one before.
+/// Binds beside the path and moves there, so that the path always leads to this process or the one before.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(format!(".{}", std::process::id()));
@@ -134,7 +134,7 @@ pub fn start_successor() {
     }
 }
 
-/// Completes when a successor has taken over; never where nobody can.
+/// Completes when a successor has taken over; never where none can.
 pub async fn taken_over(offer: &mut Option<oneshot::Receiver<()>>) {
     match offer {
         // An offer that failed was logged.

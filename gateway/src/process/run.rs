@@ -46,9 +46,9 @@ use crate::{
 /// A gateway that serves. Dropping it does not stop it; [`Gateway::shutdown`] does.
 #[derive(Debug)]
 pub struct Gateway {
-    /// Where clients connect.
+    /// Address of the clients' listener, as its socket has it: for port 0, with the port that was chosen.
     pub addr: SocketAddr,
-    /// Where operators connect.
+    /// Address of the operators' listener, as its socket has it.
     pub admin_addr: SocketAddr,
     /// Where KEDA connects, if it does.
     pub scaler_addr: Option<SocketAddr>,
@@ -67,9 +67,9 @@ pub struct Gateway {
     serving: JoinHandle<bool>,
     /// Operators are the successor's from now on.
     retire: watch::Sender<bool>,
-    /// Serves operators.
+    /// The task that serves operators: also while clients drain, unless a successor has the sockets.
     operating: JoinHandle<()>,
-    /// Serves KEDA.
+    /// The task that serves KEDA; `None`: KEDA has no listener here.
     scaling: Option<JoinHandle<()>>,
     offering: Option<JoinHandle<()>>,
     background: Vec<JoinHandle<()>>,
@@ -168,7 +168,7 @@ fn hold_what_fits(intake: &Intake, config: &Config) {
     if fit >= wanted {
         return;
     }
-    // A default that does not fit is nobody's wish, unless little is left of it.
+    // No operator asked for the default: that it does not fit is a warning only where little is left of it.
     if wanted == MAX_CONNECTIONS && fit >= FEW_CONNECTIONS {
         tracing::info!(limit, "the limit of open files lets at most {fit} clients in at once");
         return;
@@ -274,7 +274,7 @@ impl Gateway {
         }
         drop(self.handles);
         if succeeded {
-            // Whoever comes is the successor's, operators too; who is here is answered yet.
+            // New connections are the successor's, operators' too; what came here before is still answered.
             self.retire.send_replace(true);
             self.scaling.iter().for_each(JoinHandle::abort);
         } else {

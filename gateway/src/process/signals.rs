@@ -19,7 +19,7 @@ pub struct Signals {
 /// What a signal asks the gateway to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// Drain and end.
+    /// Drain and end: the first SIGTERM or SIGINT, or what an operator asks for by `/drain`.
     End,
     /// Read the configuration again.
     Reload,

@@ -1,5 +1,5 @@
 //! Where the listening sockets come from: a predecessor that hands them over (`handover.rs`), systemd (socket
-//! activation), or the kernel. In the first two cases nobody who connects in between is refused.
+//! activation), or the kernel. In the first two cases no client that connects in between is refused.
 
 use std::{io, net::SocketAddr, os::fd::OwnedFd};
 
@@ -10,12 +10,12 @@ use crate::{
     net::{self, TcpListener},
 };
 
-/// All listeners.
+/// The listening sockets of one process, bound already.
 #[derive(Debug)]
 pub struct Sockets {
-    /// Clients'.
+    /// For clients: at `listen` of the configuration, or at the address of a socket that was given.
     pub clients: TcpListener,
-    /// Operators'.
+    /// For operators: at `admin_listen`, or at the address of a socket that was given.
     pub admin: TcpListener,
     /// KEDA's, where it asks the gateway itself.
     pub scaler: Option<TcpListener>,
@@ -24,11 +24,11 @@ pub struct Sockets {
 /// Further handles of the same sockets, to give to a successor.
 #[derive(Debug)]
 pub struct Handles {
-    /// Clients'.
+    /// A duplicate of [`Sockets::clients`].
     pub clients: OwnedFd,
-    /// Operators'.
+    /// A duplicate of [`Sockets::admin`].
     pub admin: OwnedFd,
-    /// KEDA's.
+    /// A duplicate of [`Sockets::scaler`]; `None` where that is.
     pub scaler: Option<OwnedFd>,
 }
 
@@ -64,7 +64,7 @@ impl Sockets {
         Self::complete(clients, admin, scaler, config).await
     }
 
-    /// Binds those that nobody gave.
+    /// Binds the sockets that were not given.
     async fn complete(
         clients: Option<TcpListener>,
         admin: Option<TcpListener>,

@@ -25,7 +25,7 @@ use crate::{
 /// One request, read to its end.
 #[derive(Debug)]
 pub struct Asked {
-    /// Its head.
+    /// Method, target and headers, from which [`Asked::outgoing`] makes what a worker is sent.
     pub parts: Parts,
     /// Its body's text, with the tenant's salt: what is read, and what anything is put into.
     pub body: Bytes,
@@ -33,9 +33,9 @@ pub struct Asked {
     pub came: Option<Bytes>,
     /// What routing knows of it.
     pub info: Arc<RequestInfo>,
-    /// Its model's series.
+    /// Series of the model that it names, where its answer is counted; `other` for one that the fleet lacks.
     pub series: Arc<ModelSeries>,
-    /// Its record.
+    /// Where its attempts and its end are noted, for the log, the metrics and the trace.
     pub record: Arc<Record>,
     /// Workers that broke behind it.
     pub broken: Broken,

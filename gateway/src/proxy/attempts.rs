@@ -1,6 +1,6 @@
 //! One request's attempts. What a worker's answer says by its head is looked at before it is relayed: who
 //! refuses or fails is asked no further, and another worker is, within the retry budget. The refusal is held,
-//! so that the client sees a worker's own words if nobody else serves.
+//! so that the client sees a worker's own words if no other worker serves.
 //!
 //! A refusal that may be the request's own fault (4xx), and a failure (5xx), are diagnosed by what others
 //! make of the same request: served by another, the first one's is held against it; refused by others too, it
@@ -45,7 +45,7 @@ pub(crate) struct Attempts<'a> {
     accusations: Vec<Accusation>,
     /// What those said who may have found the request itself at fault.
     opinions: Vec<StatusCode>,
-    /// The last refusal.
+    /// The last refusal or failure, head and unread body, for the client if no other worker serves.
     held: Option<Box<Held>>,
     /// What the client is told where there is none.
     lost: Error,
@@ -73,7 +73,7 @@ struct Miss {
 }
 
 impl<'a> Attempts<'a> {
-    /// None yet.
+    /// No attempt yet. `suspect`: something is held against the body already.
     pub(crate) fn new(dispatch: &'a Dispatch, asked: &'a Arc<Asked>, suspect: Option<Suspect>) -> Self {
         Self {
             dispatch,
@@ -150,7 +150,7 @@ impl<'a> Attempts<'a> {
         ask(parts.uri.path(), (body.clone(), &info.stream_options), worker, always)
     }
 
-    /// Holds what is no answer, in case nobody serves.
+    /// Holds an answer that refuses or fails, in case no other worker serves.
     fn refused(&mut self, mut head: Box<Held>, charge: Charge) -> Miss {
         self.tried.push(head.worker.id);
         let status = head.answer.status();
@@ -218,7 +218,7 @@ impl<'a> Attempts<'a> {
                 self.suspect = retries.poisons.broke(self.asked, worker.id, router.now());
                 self.asked.may_repeat() && self.asked.broken.may_break_another()
             }
-            // Nobody's fault; or the gateway's own.
+            // A race is no worker's fault; what is local is the gateway's own.
             SendError::Raced | SendError::Local(_) => {
                 self.asked.record.attempt_failed(why, &error);
                 self.asked.may_repeat()
@@ -263,8 +263,8 @@ impl<'a> Attempts<'a> {
         Some(choice)
     }
 
-    /// Nobody serves it: the client has the last refusal. Where others than one found fault with the request,
-    /// it is its own.
+    /// No worker serves it: the client has the last refusal. Where more than one worker found fault with the
+    /// request, the fault is its own.
     fn last_word(&mut self) -> Result<Response, Error> {
         if self.opinions.len() > 1 {
             let Dispatch { retries, router, .. } = self.dispatch;

@@ -20,9 +20,9 @@ use crate::{
     stored_state::Tap, telemetry::record::Record,
 };
 
-/// Any error, boxed.
+/// Why a body breaks off: whatever error its source gives.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
-/// Every answer.
+/// Every answer to a client: a worker's, or the gateway's own.
 pub type Response = http::Response<ResponseBody>;
 /// Every request, as the server receives it.
 pub type Request = http::Request<hyper::body::Incoming>;
@@ -49,14 +49,14 @@ pub trait Lines: fmt::Debug + Send {
 enum Source {
     /// The gateway's own answer, until it was taken.
     Own(Option<Bytes>),
-    /// A worker's.
+    /// A worker's answer, as it comes.
     Relay(Box<Relay>),
     /// What is told as it happens.
     Lines { lines: Box<dyn Lines>, _answered: Answered },
 }
 
 impl ResponseBody {
-    /// A worker's answer.
+    /// The body of a worker's answer; permit and record are tied to it later.
     pub fn relay(relay: Box<Relay>) -> Self {
         Self { source: Source::Relay(relay), tap: None, _permit: None, record: None, asked: Asked::default() }
     }

@@ -68,15 +68,15 @@ use crate::{
 pub struct Dispatch {
     /// How many requests there may be.
     pub admission: Admission,
-    /// Reads bodies.
+    /// Reads bodies into text and what routing knows of it, up to the largest size allowed.
     pub reader: BodyReader,
-    /// Chooses workers.
+    /// Chooses a worker for each attempt; knows the fleet and the index.
     pub router: Arc<Router>,
     /// Follows what requests ask of the fleet, and lets them wait for a first worker.
     pub scale: Arc<Autoscale>,
-    /// Reaches workers.
+    /// Sends the requests to workers, over connections that it keeps.
     pub upstream: Upstream,
-    /// Counts.
+    /// All series; the time of reading and the retries are counted here.
     pub metrics: Arc<Metrics>,
     /// Says where sessions' prompts stop repeating their past.
     pub doctor: Arc<DriftDoctor>,
@@ -369,7 +369,7 @@ where
     while let Some(frame) = body.frame().await.transpose().map_err(Into::into)? {
         let piece = match frame.into_data() {
             Ok(piece) => piece,
-            // Trailers are nobody's.
+            // Trailers are read and dropped: no worker gets them.
             Err(frame) if is_h2 && frame.trailers_ref().is_some_and(trailers::are_malformed) => {
                 return Err(Error::BodyUnreadable("its trailers are malformed".to_owned()).into());
             }

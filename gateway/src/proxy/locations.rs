@@ -37,7 +37,7 @@ fn links_in(name: &HeaderName) -> Option<Links> {
     }
 }
 
-/// `<a>; rel="next", <b>`
+/// Of a `Link` header, each link in angle brackets: `<a>; rel="next", <b>`.
 fn link(value: &[u8], home: &Home<'_>) -> Option<Vec<u8>> {
     let (mut made, mut rest, mut any) = (Vec::new(), value, false);
     while let Some(start) = memchr(b'<', rest) {

@@ -14,7 +14,7 @@ use crate::{access::tenants::X_API_KEY, proxy::asked::Asked};
 /// How a request failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestFailure {
-    /// By this status.
+    /// A worker answered it with this error status.
     Status(StatusCode),
     /// By an error in its stream, before any content, that blames the request.
     InBand,
@@ -38,7 +38,7 @@ impl ClientFaults {
         self.faults.lock().knows(self.name(asked, answered), now)
     }
 
-    /// This one did.
+    /// Remembers that several workers found fault with this one, and answered so.
     pub fn note(&self, asked: &Asked, answered: RequestFailure, now: Duration) {
         self.faults.lock().note(self.name(asked, answered), now);
     }

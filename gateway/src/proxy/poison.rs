@@ -38,7 +38,7 @@ pub struct Suspect {
 }
 
 impl Broken {
-    /// One more did.
+    /// Counts one more worker whose connection broke before the head of an answer.
     pub fn note(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }

@@ -35,7 +35,7 @@ pub struct BodyReader {
     pub max_bytes: usize,
 }
 
-/// Who sent it.
+/// Who sent a body: the connection and the tenant whose shares of memory it counts against.
 #[derive(Debug, Clone, Copy)]
 pub struct Sender<'a> {
     /// Its connection and address.

@@ -218,7 +218,7 @@ impl Relay {
             return self.let_through(events.slice(..failing.from), &seen, now);
         }
         if !failing.raises {
-            // Nobody goes on; clients would take it for content.
+            // No worker goes on; clients would take it for content.
             let before = self.let_through(events.slice(..failing.from), &seen, now);
             self.upstream = None;
             self.state = State::Failed(Box::new(Failure::of(&events, failing)));

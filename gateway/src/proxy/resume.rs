@@ -45,7 +45,7 @@ use crate::{
     upstream::Upstream,
 };
 
-/// Resumes streams.
+/// Keeps what is needed to resume streams, and finds workers that go on with broken ones.
 #[derive(Debug)]
 pub struct Resumer {
     router: Arc<Router>,
@@ -60,7 +60,7 @@ pub struct Resumer {
 /// What a request is sent with, so that its answer can be resumed.
 #[derive(Debug)]
 pub struct Sent {
-    /// The body.
+    /// The body that the worker is sent, with the extension where that is of use.
     pub body: Bytes,
     /// It without the extension.
     plain: Bytes,
@@ -210,7 +210,7 @@ impl ResumeState {
         retries.own_faults.knows(&self.asked, RequestFailure::InBand, router.now())
     }
 
-    /// This one was.
+    /// Remembers that several workers blamed this request, so that its like is not tried elsewhere.
     pub fn note_own_fault(&self) {
         let Resumer { retries, router, .. } = &*self.resumer;
         retries.own_faults.note(&self.asked, RequestFailure::InBand, router.now());

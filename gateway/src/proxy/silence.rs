@@ -1,7 +1,7 @@
 //! Silence at a worker that seems dead. An engine that is told to end may close its port at once and leave
 //! the streams that it has begun without data and without end (vLLM does so by default); only who asks
 //! whether the worker is still there learns of it. What is silent there for a while is lost, and goes to
-//! another worker or is ended; where the worker still says something to anybody, it only takes its time.
+//! another worker or is ended; where the worker still says something to any request, it only takes its time.
 
 use std::{
     future::poll_fn,
@@ -29,7 +29,7 @@ pub(crate) fn is_lost(router: &Router, worker: &Worker, since: Duration) -> bool
 }
 
 /// Waits for the head of an answer to what was sent then, for as long as the worker is there to give one. It
-/// has no timer, of which each request would take one more: whoever polls it does so each [`DEAD_LOOK`], as
+/// has no timer, of which each request would take one more: its caller polls it each [`DEAD_LOOK`], as
 /// [`looking_until`] does, and an answer's own alarm. What sends is pinned where it was made: it is large,
 /// and would be moved.
 pub(crate) async fn unless_lost<T>(

@@ -52,7 +52,7 @@ impl Accusation {
         self.settled = true;
     }
 
-    /// Nobody else could be asked: a failure counts, a refusal only for its pause.
+    /// No other worker has shown whose fault it was: a failure counts, a refusal only for its pause.
     pub fn undecided(mut self) {
         if self.charge == Charge::Failed {
             self.trip.judge(Verdict::Bad, self.router.now());

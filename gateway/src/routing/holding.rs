@@ -1,5 +1,5 @@
 //! Requests that wait until a worker can begin on them: [`keyway_core::waiting_room`] with the gateway's
-//! workers behind it. Whoever comes enters the room and mostly leaves it at once; the others are begun when a
+//! workers behind it. Each request enters the room and mostly leaves it at once; the others are begun when a
 //! first token comes, a request ends, a worker comes back, or the room's own clock says so.
 //!
 //! Locks are taken in the order room, index. What is begun is handed out after both are open again: a client
@@ -39,7 +39,7 @@ pub(super) struct Held {
     model: Option<String>,
     tried: Vec<WorkerId>,
     entered: Duration,
-    /// Who is told; nobody while it comes, when what is decided is handed back.
+    /// Tells the task that waits; `None` while the request comes, when what is decided is handed back.
     begin: Option<oneshot::Sender<Decided>>,
 }
 
@@ -89,7 +89,7 @@ struct Counter<'a> {
     decisions: Decisions,
 }
 
-/// What was decided.
+/// What one look at the room has decided, handed out once the locks are open.
 #[derive(Default)]
 struct Decisions {
     /// Of those who waited.
@@ -169,7 +169,7 @@ impl Router {
 
     /// Begins whatever can begin now.
     pub(super) fn pump(self: &Arc<Self>) {
-        // Almost always nobody waits.
+        // Almost always no request waits.
         if self.holding.load(Ordering::Acquire) > 0 {
             let mut room = self.room.lock();
             self.tell_of_the_fleet(&mut room);
@@ -179,7 +179,7 @@ impl Router {
         }
     }
 
-    /// Those who wait may go to whoever has come up since. Returns how often the fleet has changed.
+    /// Requests that wait may go to workers that have come up since. Returns how often the fleet has changed.
     fn tell_of_the_fleet(&self, room: &mut WaitingRoom<Held>) -> u64 {
         let changes = self.fleet_changes.load(Ordering::Acquire);
         if self.told_changes.swap(changes, Ordering::AcqRel) != changes {
@@ -206,7 +206,7 @@ impl Router {
     fn set_alarm(self: &Arc<Self>, now: Duration, wake: Option<Duration>) {
         let Some(wake) = wake else { return };
         let mut alarm = self.alarm.lock();
-        // A runtime that is gone has nobody waiting for an answer.
+        // A runtime that is gone has no task that waits for an answer.
         let (true, Ok(runtime)) = (alarm.is_none_or(|at| wake < at), tokio::runtime::Handle::try_current())
         else {
             return;
@@ -238,7 +238,7 @@ impl Decisions {
 
 fn hand_out(begun: Begun) {
     for (begin, choice) in begun {
-        // Nobody there: the client left, and the choice is undone as it is dropped.
+        // It fails where the client has left, and the choice is undone as it is dropped.
         drop(begin.send(choice));
     }
 }
@@ -331,7 +331,7 @@ impl WorkerChooser<Held> for Counter<'_> {
     }
 
     fn begin(&mut self, held: Held, plan: Option<Plan>) {
-        // Without a plan nobody is ready; dropping its end of the channel, or deciding nothing, says so.
+        // Without a plan no worker is ready; dropping its end of the channel, or deciding nothing, says so.
         let Some(Plan { roster, candidates, pick }) = plan else { return };
         let (router, setting) = (self.router, &held.setting);
         let Roster { worker_of, candidate_set, stale, .. } = &mut self.rosters[roster];

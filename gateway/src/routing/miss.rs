@@ -4,7 +4,7 @@
 /// What a prediction is made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
-    /// Blocks of text.
+    /// Blocks of text, of a prompt that was not tokenised: tokens are estimated from bytes.
     Text,
     /// Blocks of tokens, in a model of the worker's cache.
     Model,
@@ -21,21 +21,21 @@ pub(super) struct Miss {
     pub(super) tokens_agree: bool,
     /// Cached tokens as they were predicted, and as the worker reports them.
     pub(super) predicted: u64,
-    /// See above.
+    /// Cached tokens of the prompt, by the usage that the worker reports.
     pub(super) reported: u64,
     /// Of those predicted, what the worker had announced when it was chosen; the rest it was computing for
     /// others.
     pub(super) announced: u64,
     /// Whether events said since then that blocks were stored, or removed.
     pub(super) events_came: bool,
-    /// See above.
+    /// Whether events said since then that blocks were removed from the worker's cache.
     pub(super) blocks_removed: bool,
     /// Tokens that are as good as equal.
     pub(super) slack: u64,
 }
 
 impl Miss {
-    /// Its cause.
+    /// The likely cause, as the metric's label: of a prediction by events the first that fits.
     pub(super) fn cause(&self) -> &'static str {
         match self.source {
             // An estimate from bytes.

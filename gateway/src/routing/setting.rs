@@ -43,7 +43,7 @@ type Way = (u32, bool);
 /// A request before the workers that may serve it.
 #[derive(Debug)]
 pub struct Setting {
-    /// The workers.
+    /// Those that serve the model, were up at the last look at the fleet, and were not tried yet.
     pub workers: Arc<[Arc<Worker>]>,
     /// The prefix, in each way that a worker cuts it; at least one.
     pub views: Vec<View>,

@@ -65,7 +65,7 @@ type StoredId = (u64, Owner, Duration);
 pub struct Memory {
     /// Where; nowhere if absent.
     pub file: Option<PathBuf>,
-    /// Whose index.
+    /// Whose index is written, and who is told what the file says.
     pub router: Arc<Router>,
     /// How its blocks are named.
     pub keyer: KeyerConfig,
@@ -248,7 +248,7 @@ impl<'a> Bytes<'a> {
         Some(parts.as_chunks::<4>().0.iter().map(id).collect())
     }
 
-    /// So many numbers.
+    /// The next `count` numbers, of eight bytes each; `None` where the file ends before.
     fn numbers(&mut self, count: u64) -> Option<impl Iterator<Item = u64>> {
         let bytes = self.take(usize::try_from(count).ok()?.checked_mul(8)?)?;
         Some(bytes.as_chunks::<8>().0.iter().map(|number| u64::from_le_bytes(*number)))
@@ -276,7 +276,7 @@ fn check_of(key: HashKey) -> u64 {
     Chain::new(key, b"").push(MAGIC).0
 }
 
-/// Of bytes, under a key that everybody knows: against damage, not against forgery.
+/// A checksum of bytes, under a key that is no secret: against damage, not against forgery.
 fn sum_of(bytes: &[u8]) -> u64 {
     Chain::new(HashKey::new(0), b"").push(bytes).0
 }

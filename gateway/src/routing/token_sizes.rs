@@ -31,7 +31,8 @@ pub(super) struct PromptSize {
     pub(super) media: SmallVec<[Media; 1]>,
 }
 
-/// Of all models.
+/// Bytes of a token and tokens of what is no text, by the model's name; requests without one have the empty
+/// name. Bounded: names come from clients.
 #[derive(Debug, Default)]
 pub(super) struct TokenSizes(DashMap<String, Sizes, RandomState>);
 

@@ -32,7 +32,7 @@ impl Router {
         (ticket, now): (&Ticket, Duration),
     ) -> Option<&'static str> {
         if !request.names.is_empty() {
-            // Its prompt may hold what its worker has stored, which nobody here has seen.
+            // Its prompt may hold what its worker has stored, which the gateway has not seen.
             return None;
         }
         if request.untold != Some(Untold::Truncated) {

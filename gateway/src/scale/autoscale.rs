@@ -34,7 +34,7 @@ use crate::{
 /// Longest time between two sums.
 const MAX_TICK: Duration = Duration::from_secs(1);
 
-/// All models' demand.
+/// The demand of each model that is scaled, and the sums of workers that follow from it.
 #[derive(Debug)]
 pub struct Autoscale {
     config: ScaleConfig,
@@ -73,8 +73,8 @@ impl Autoscale {
         let tick = (shortest / 30).clamp(Duration::from_millis(20), MAX_TICK);
         loop {
             self.tick(&router);
-            // Whoever waits for a first worker does not wait for the clock too; either way it is time for a
-            // sum.
+            // A request that waits for a first worker does not wait for the clock too; either way it is time
+            // for a sum.
             let _ = clock::timeout(tick, self.wake.notified()).await;
         }
     }

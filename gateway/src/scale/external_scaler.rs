@@ -29,12 +29,12 @@ const SERVICE: &str = "/externalscaler.ExternalScaler/";
 /// Name of the one metric; its target is one worker for each that is wanted.
 const METRIC: &str = "keyway-desired-workers";
 
-/// The service.
+/// KEDA's service over this gateway's sums; each call is answered by a clone.
 #[derive(Debug, Clone)]
 pub struct ExternalScaler {
-    /// What is wanted.
+    /// Every model's last sum, and news of another number of workers.
     pub scale: Arc<Autoscale>,
-    /// `keyway_external_scaler_calls_total{method,outcome}`.
+    /// `keyway_external_scaler_calls_total{method,outcome}`; methods that are not offered count as `other`.
     pub calls: IntCounterVec,
 }
 
@@ -94,7 +94,7 @@ impl ExternalScaler {
     }
 }
 
-/// One open `StreamIsActive`.
+/// One open `StreamIsActive`: says only what differs from `said`, and ends when the model is unknown.
 struct Follow {
     scale: Arc<Autoscale>,
     changes: watch::Receiver<()>,

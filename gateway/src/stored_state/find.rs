@@ -1,6 +1,6 @@
 //! Where a request goes that names what is stored: to the worker that stores it; where that is not known, or
-//! the worker is not there, to whoever says that it has it. With tenants nobody is asked: what is not known
-//! to be a tenant's own is not its own.
+//! the worker is not there, to one that says that it has it. No worker is asked for a tenant's things: what
+//! is not known to be a tenant's own is not its own.
 
 use std::sync::Arc;
 
@@ -196,7 +196,7 @@ pub(super) fn question<'a>(worker: &Worker, parts: &'a Parts, path: &PathAndQuer
 
 /// The ids that a request names: in its path, then in its body.
 fn named<'a>(method: &Method, place: StoredPath<'a>, info: &'a RequestInfo) -> Vec<Sought<'a>> {
-    // What is posted to two words that nobody knows may well be for a path of its own.
+    // What is posted to two words, of which the first is not listed, may well be for a path of its own.
     let known = OF_TENANTS.contains(&place.collection) || *method != Method::POST || !place.rest.is_empty();
     let in_path = place.ids().enumerate().map(|(at, id)| {
         let collection = Some(place.collection).filter(|_| at == 0 && place.id.is_some() && known);

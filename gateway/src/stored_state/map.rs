@@ -12,7 +12,7 @@ use keyway_core::index::WorkerId;
 /// Who stores something, and for whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owner {
-    /// The worker.
+    /// The worker that stores it, which may have left the fleet since.
     pub worker: WorkerId,
     /// The tenant, hashed; 0 where there are none.
     pub tenant: u64,
@@ -21,9 +21,9 @@ pub struct Owner {
 /// One that is remembered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdEntry {
-    /// The id, hashed.
+    /// Keyed hash of the id that an answer handed out.
     pub id: u64,
-    /// Who stores it.
+    /// The worker that stores it, and the tenant that may have it.
     pub owner: Owner,
     /// Since when it is known.
     pub since: Duration,
@@ -83,7 +83,7 @@ impl Ids {
         true
     }
 
-    /// Who stores it.
+    /// Who stores it; `None` where the id is not known, or was known for longer than ids are kept.
     pub fn get(&mut self, now: Duration, id: u64) -> Option<Owner> {
         self.expire(now);
         self.known.get(&id).copied()

@@ -1,5 +1,5 @@
-//! One record per request: filled in by whoever knows, written once when the request is over. It counts the
-//! request, then logs one line. It never holds prompt text or keys.
+//! One record per request: each part fills in what it knows, and it is written once when the request is over.
+//! It counts the request, then logs one line. It never holds prompt text or keys.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -56,7 +56,7 @@ impl Record {
         Arc::new(Self { metrics, started: Instant::now(), id, method, uri, line: Mutex::default() })
     }
 
-    /// The request's id.
+    /// The request's id: the client's own where that can be used, else one that the gateway has drawn.
     pub fn id(&self) -> &str {
         self.id.to_str().unwrap_or_default()
     }

@@ -36,7 +36,7 @@ use crate::{
 pub struct Tracer {
     rules: TraceRules,
     queue: mpsc::Sender<Vec<Span>>,
-    /// `keyway_trace_spans_total{outcome}`.
+    /// `keyway_trace_spans_total{outcome}`; here for spans that are dropped as the queue is full.
     spans: IntCounterVec,
 }
 
@@ -45,7 +45,7 @@ pub struct Tracer {
 pub struct RequestTrace {
     tracer: Arc<Tracer>,
     context: Context,
-    /// The gateway's span.
+    /// Id of the gateway's own span, under which its attempts' spans are.
     span: SpanId,
     state: Option<HeaderValue>,
     method: Method,

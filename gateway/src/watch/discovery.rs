@@ -53,7 +53,7 @@ pub struct Looks {
 }
 
 impl Looks {
-    /// At a place that nobody has looked at yet.
+    /// At a place that was not looked at yet.
     pub fn new(source: Source, place: &str, members: &Arc<Members>, metrics: &Arc<Metrics>) -> Self {
         let (members, metrics) = (Arc::clone(members), Arc::clone(metrics));
         Self { source, place: place.to_owned(), members, metrics, told: None }

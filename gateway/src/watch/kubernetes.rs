@@ -92,7 +92,7 @@ struct Follower<'a> {
     looks: Looks,
     slices: Slices,
     moves: Moves,
-    /// Those of the slices, for whoever marks them.
+    /// The pods of its slices, for the task that marks them.
     pods: Pods,
     namespace: String,
 }

@@ -53,7 +53,7 @@ pub async fn follow(
 ) {
     let (shortest, longest) = KV_RECONNECT_PAUSE;
     loop {
-        // Ends with whoever knows the place.
+        // Ends with the task that knows the place.
         let Ok(Some(source)) = place.wait_for(Option::is_some).await.map(|source| source.clone()) else {
             return;
         };
@@ -108,7 +108,7 @@ struct Follower {
 /// The replies under way.
 type Replies = BoxStream<'static, io::Result<Frames>>;
 
-/// What came.
+/// What a session has waited for: a live message, a reply to what was asked, or time to look for silence.
 enum Came {
     Live(io::Result<Frames>),
     Reply(Option<io::Result<Frames>>),

@@ -98,11 +98,11 @@ enum Page {
     /// On [`METRICS`]; whether [`LOADS`] tells more is not known.
     #[default]
     Unknown,
-    /// On [`METRICS`] alone.
+    /// On [`METRICS`] alone: it is no SGLang.
     Metrics,
     /// The same, of an SGLang that has no other.
     OlderSglang,
-    /// On [`LOADS`].
+    /// On [`LOADS`] of an SGLang, which counts the prompt tokens that wait.
     Loads,
 }
 

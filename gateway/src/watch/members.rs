@@ -39,15 +39,15 @@ const DRAIN_LOOK: Duration = Duration::from_millis(100);
 /// Where a worker was learned of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Source {
-    /// The configuration at the start.
+    /// The configuration's own list, as it was last read.
     Static,
-    /// `discovery.file`.
+    /// The file at `discovery.file`, which is read again and again.
     File,
     /// `discovery.dns`, by its place there.
     Dns(usize),
     /// `discovery.kubernetes`, by its place there.
     Kubernetes(usize),
-    /// The admin listener.
+    /// An operator's command to the admin listener.
     Admin,
 }
 
@@ -80,7 +80,7 @@ impl From<WorkerConfig> for Listed {
     }
 }
 
-/// The members.
+/// The fleet's workers, each with its source and the tasks that watch it.
 #[derive(Debug)]
 pub struct Members {
     router: Arc<Router>,
@@ -103,7 +103,8 @@ struct Member {
 }
 
 impl Members {
-    /// Nobody yet.
+    /// No worker yet. Without `finds_events`, KV events are followed only where a worker's settings name
+    /// them.
     pub fn new(
         router: Arc<Router>,
         upstream: Upstream,
@@ -246,8 +247,8 @@ impl Members {
         self.router.fleet_changed();
         let (members, worker) = (Arc::clone(self), Arc::clone(worker));
         tokio::spawn(async move {
-            // Choices are made under the index's lock and count at the worker before it opens: whoever chose
-            // this worker before it drained is counted once the lock could be taken.
+            // Choices are made under the index's lock and count at the worker before it opens: a request that
+            // chose this worker before it drained is counted once the lock could be taken.
             while members.router.with_index(|_| worker.load.requests()) > 0 {
                 clock::sleep(DRAIN_LOOK).await;
             }
@@ -280,7 +281,7 @@ impl Members {
         }
     }
 
-    /// It drains or has drained, and nobody wants it back.
+    /// It drains or has drained, and its source does not want it back.
     fn let_go(&self, worker: &Worker) {
         let mut members = self.all.lock();
         let Some(member) = members.get_mut(&worker.id) else { return };

@@ -43,7 +43,7 @@ use crate::{
 /// The other gateways, as far as this one listens to them.
 #[derive(Debug)]
 pub struct Peers {
-    /// Who this is.
+    /// Id of this gateway, drawn at its start, so that it does not listen to itself.
     pub own: GatewayId,
     hearsay: Arc<Hearsay>,
     upstream: Upstream,
@@ -82,7 +82,7 @@ enum Lost {
 }
 
 impl Peers {
-    /// Nobody is listened to yet. `admin_token` is shown to gateways that have none of their own.
+    /// No gateway is listened to yet. `admin_token` is shown to gateways that have none of their own.
     pub fn new(
         router: &Arc<Router>,
         upstream: &Upstream,
@@ -99,7 +99,7 @@ impl Peers {
         }
     }
 
-    /// Listens to these from now on, and to nobody else.
+    /// Listens to these gateways from now on, and to no other.
     pub fn follow(&self, config: Option<&PeersConfig>) {
         self.stop();
         *self.following.lock() = config.map(|config| {
@@ -114,7 +114,7 @@ impl Peers {
         });
     }
 
-    /// Listens to nobody.
+    /// Listens to no gateway, until [`Peers::follow`] names some.
     pub fn stop(&self) {
         if let Some(following) = self.following.lock().take() {
             following.abort();
@@ -164,7 +164,7 @@ impl Follower {
         Ok(addresses)
     }
 
-    /// Follows whoever listens at an address, for ever.
+    /// Follows the gateway that listens at an address, for ever.
     async fn follow(self, address: SocketAddr) {
         let mut state = self.states.follow();
         let mut pause = PEER_PAUSE.0;

@@ -43,13 +43,13 @@ const TOLD_AFTER: (u64, u64) = (2, 3);
 /// One worker, as it is watched.
 #[derive(Debug)]
 pub struct Watch {
-    /// The worker.
+    /// The worker that is probed, until it has drained.
     pub worker: Arc<Worker>,
     /// What is told that it has changed.
     pub router: Arc<Router>,
-    /// Asks it.
+    /// Sends the probes, as it sends requests.
     pub upstream: Upstream,
-    /// Counts.
+    /// Where failed probes are counted, and the validity of the worker's client certificate is shown.
     pub metrics: Arc<Metrics>,
     /// Where the log has room for it.
     pub complaints: Arc<Complaints>,
@@ -58,8 +58,8 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Probes it for ever, and looks at its port meanwhile: a probe that hangs keeps nobody from seeing that
-    /// it is closed.
+    /// Probes it for ever, and looks at its port meanwhile: a probe that hangs does not keep the gateway from
+    /// seeing that it is closed.
     pub async fn run(self) {
         tokio::join!(keep_looking(&self), self.keep_asking());
     }

@@ -63,7 +63,7 @@ at_the_start! {
 }
 
 impl Changes {
-    /// Compares two configurations.
+    /// Lists the keys whose values differ; changes nothing. `new` is the configuration just read.
     pub fn between(old: &Config, new: &Config) -> Self {
         let changed = differing!(old, new;
             "worker": workers,

@@ -31,7 +31,7 @@ pub struct RelayedRequest {
     pub info: Arc<RequestInfo>,
     /// Why it went there.
     pub pick: Pick,
-    /// Its record.
+    /// Where the first token's time, the usage and the outcome of the answer are noted.
     pub record: Arc<Record>,
     /// The series of its model.
     pub series: Arc<ModelSeries>,

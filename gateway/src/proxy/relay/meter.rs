@@ -33,7 +33,7 @@ pub(super) struct Metered {
     pub(super) api: Api,
     /// What the request makes its worker compute.
     pub(super) work: Work,
-    /// Whether it is computed to its end though its client leaves.
+    /// The client's `background`: the worker computes it to its end, even if the client leaves.
     pub(super) background: bool,
     /// The worker's status.
     pub(super) status: StatusCode,

@@ -15,7 +15,7 @@ use crate::{
     limits::DEAD_LOOK,
 };
 
-/// What is due.
+/// What time has come for while the worker is waited for.
 #[derive(Debug)]
 pub(super) enum Due {
     /// A look at whether the worker is still there.
@@ -27,7 +27,7 @@ pub(super) enum Due {
 /// The clocks of one answer.
 #[derive(Debug)]
 pub(super) struct Patience {
-    /// Between two pieces.
+    /// Longest time between two pieces, once one has come; the operator's `answer_idle_ms`.
     idle: Duration,
     /// In all, and when that is over.
     request: Duration,

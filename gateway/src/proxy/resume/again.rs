@@ -42,9 +42,9 @@ pub(super) struct Search {
 /// Another worker's answer has begun.
 #[derive(Debug)]
 pub struct Begun {
-    /// The stream.
+    /// The body of the new worker's answer, of which nothing was read yet.
     pub answer: Answer,
-    /// Its weight there.
+    /// The request's weight on the new worker; it counts there until it is dropped.
     pub ticket: Box<Ticket>,
     /// Why it went there.
     pub pick: Pick,
@@ -101,7 +101,7 @@ impl Search {
                     self.asked.broken.note();
                     self.suspect = self.resumer.retries.poisons.broke(&self.asked, worker.id, router.now());
                 }
-                // Nobody's fault; or the gateway's own.
+                // A race is no worker's fault; what is local is the gateway's own.
                 Err(SendError::Raced | SendError::Local(_)) => {}
             }
             self.demand = choice.ticket.give_back();

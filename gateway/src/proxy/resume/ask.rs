@@ -1,5 +1,6 @@
 //! What of a request's body says whether its answer can be continued elsewhere. Read in one pass over the
-//! body's fields, and only where it matters: not for what goes to an engine whose streams nobody continues.
+//! body's fields, and only where it matters: not for what goes to an engine whose streams are never
+//! continued.
 
 use std::borrow::Cow;
 

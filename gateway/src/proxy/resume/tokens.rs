@@ -44,12 +44,12 @@ enum Skip {
     Nothing,
     /// Up to the end, and so many chunks behind it.
     ThroughEnd(usize),
-    /// So many chunks.
+    /// So many more chunks, which the client has from behind the end.
     Chunks(usize),
 }
 
 impl TokenHistory {
-    /// Nothing yet.
+    /// Of a stream that has not begun; `room` grows with the ids that are kept.
     pub(super) fn new(room: Reservation) -> Self {
         Self {
             identity: None,

@@ -46,27 +46,27 @@ impl Autoscale {
 /// One model's sum, as the operators' page shows it.
 #[derive(Debug, Serialize)]
 pub struct ScaleRow {
-    /// The model.
+    /// Base model of the fleet; requests for its adapters count here.
     pub model: String,
-    /// Workers wanted.
+    /// Workers wanted, from `min` to `max`.
     pub desired: u32,
-    /// Why that many.
+    /// Which term or bound decided: a [`ScaleReason`] by its name.
     pub reason: &'static str,
     /// Workers that take requests.
     pub ready: u32,
     /// Workers known that do not yet.
     pub starting: u32,
-    /// Bounds.
+    /// Fewest workers that may be wanted, by the operator's rules.
     pub min: u32,
-    /// Bounds.
+    /// Most workers that may be wanted, by the operator's rules.
     pub max: u32,
-    /// Terms, in workers.
+    /// Workers for the uncached prompt tokens that come, at the utilisation that the rules name.
     pub prefill: f64,
-    /// See above.
+    /// Workers for what comes, and to catch up with what waits.
     pub backlog: f64,
-    /// See above.
+    /// Workers for requests past their first token; 0 unless the rules say how many one bears.
     pub decode: f64,
-    /// See above.
+    /// Workers for the KV cache that running requests hold; 0 where no worker's cache size is known.
     pub kv: f64,
     /// What they come to.
     pub need: f64,
@@ -78,7 +78,7 @@ pub struct ScaleRow {
     pub peak: u32,
     /// Uncached prompt tokens that come in a second.
     pub uncached_tokens_per_s: f64,
-    /// Those that wait.
+    /// Uncached prompt tokens of requests without a first token, with or without a worker.
     pub backlog_tokens: f64,
     /// Prompt tokens that a worker computes in a second.
     pub prefill_tokens_per_s: f64,

@@ -22,7 +22,7 @@ pub(super) struct Active {
     pub(super) result: bool,
 }
 
-/// `GetMetricSpecResponse`.
+/// `GetMetricSpecResponse`: the metrics that KEDA is to ask for; here always one.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct MetricSpecs {
     #[prost(message, repeated, tag = "1")]
@@ -40,7 +40,7 @@ pub(super) struct MetricSpec {
     pub(super) target_size_float: f64,
 }
 
-/// `GetMetricsRequest`.
+/// `GetMetricsRequest`: which object asks, and for which metric.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct MetricsRequest {
     #[prost(message, optional, tag = "1")]
@@ -49,7 +49,7 @@ pub(super) struct MetricsRequest {
     pub(super) metric_name: String,
 }
 
-/// `GetMetricsResponse`.
+/// `GetMetricsResponse`: the values of what was asked for; here always one.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct MetricValues {
     #[prost(message, repeated, tag = "1")]

@@ -36,7 +36,7 @@ pub(super) struct ScopeSpans {
     pub(super) spans: Vec<Span>,
 }
 
-/// `InstrumentationScope`.
+/// `InstrumentationScope`: the library that made the spans; here Keyway and its version.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Scope {
     #[prost(string, tag = "1")]
@@ -58,7 +58,7 @@ pub(super) struct Span {
     pub(super) parent_span_id: Vec<u8>,
     #[prost(string, tag = "5")]
     pub(super) name: String,
-    /// [`SERVER`] or [`CLIENT`].
+    /// [`SERVER`] for the gateway's span, [`CLIENT`] for an attempt's.
     #[prost(int32, tag = "6")]
     pub(super) kind: i32,
     #[prost(fixed64, tag = "7")]
@@ -76,9 +76,9 @@ pub(super) struct Span {
     pub(super) flags: u32,
 }
 
-/// Kind of a span that answers somebody else's.
+/// Kind of a span that answers a client's request.
 pub(super) const SERVER: i32 = 2;
-/// Kind of a span that asks somebody else.
+/// Kind of a span that asks a worker.
 pub(super) const CLIENT: i32 = 3;
 /// [`Status::code`] of what failed.
 pub(super) const ERROR: i32 = 2;
@@ -106,7 +106,7 @@ pub(super) struct Status {
     pub(super) code: i32,
 }
 
-/// An attribute.
+/// An attribute's name and value; made by [`attribute`].
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct KeyValue {
     #[prost(string, tag = "1")]
@@ -115,7 +115,7 @@ pub(super) struct KeyValue {
     pub(super) value: Option<AnyValue>,
 }
 
-/// An attribute's value.
+/// An attribute's value, in the message of its own that the protocol has for it.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct AnyValue {
     #[prost(oneof = "Value", tags = "1, 3, 4")]
@@ -151,7 +151,7 @@ impl From<f64> for Value {
     }
 }
 
-/// One attribute.
+/// An attribute of text, a whole number or a real one; whole ones above `i64::MAX` become that.
 pub(super) fn attribute(key: &str, value: impl Into<Value>) -> KeyValue {
     KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value.into()) }) }
 }

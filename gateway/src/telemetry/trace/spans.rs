@@ -17,7 +17,7 @@ use crate::{clock::Instant, limits::MAX_TRACE_TEXT_BYTES};
 /// What is known of a request at its end.
 #[derive(Debug)]
 pub struct Ended<'a> {
-    /// The request's id.
+    /// The request's id, as the client and the log see it.
     pub id: &'a str,
     /// Path, without the query.
     pub path: &'a str,
@@ -29,7 +29,7 @@ pub struct Ended<'a> {
     pub status: u16,
     /// How it ended, as metrics say it.
     pub outcome: &'static str,
-    /// Token counts.
+    /// Tokens of the prompt and the answer, as the worker reported them; 0 where it did not.
     pub usage: &'a Usage,
     /// Time to the first token.
     pub ttft: Option<Duration>,

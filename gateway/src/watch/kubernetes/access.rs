@@ -30,7 +30,7 @@ pub(super) async fn client(kubeconfig: Option<&Path>) -> Result<Client, String> 
             })?,
         },
     };
-    // Whoever asks waits and asks again by itself, and counts how often.
+    // The caller waits and asks again by itself, and counts how often.
     config.default_retry = false;
     // A connection that has died silently ends what it was asked for, a little after the watch would have
     // ended.
@@ -102,7 +102,7 @@ impl Default for Pauses {
 }
 
 impl Pauses {
-    /// The next one.
+    /// The pause to take now. The one after it is twice as long, up to the longest.
     pub(super) fn next_pause(&mut self) -> Duration {
         let pause = self.0;
         self.0 = (pause * 2).min(KUBERNETES_PAUSE.1);

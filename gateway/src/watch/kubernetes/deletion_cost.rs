@@ -2,7 +2,7 @@
 //! (<https://kubernetes.io/docs/concepts/workloads/controllers/replicaset/#pod-deletion-cost>). One gateway
 //! does it for all (`lease.rs`); which pod, and how often that may change, is decided in `worth.rs`.
 //!
-//! A pod whose cost somebody else has set keeps it.
+//! A pod whose cost was not set by Keyway keeps it.
 
 use std::sync::Arc;
 
@@ -133,8 +133,7 @@ impl Marker {
     }
 }
 
-/// Marks a pod, or takes that back. Not one that has its cost from somebody else, nor another pod of the same
-/// name.
+/// Marks a pod, or takes that back. Not one whose cost is not Keyway's, nor another pod of the same name.
 async fn set(api: &Api<Pod>, uid: &str, name: &str, marked: bool) -> Result<(), Error> {
     let Some(pod) = api.get_metadata_opt(name).await? else { return Ok(()) };
     let annotations = pod.annotations();

@@ -1,5 +1,5 @@
-//! One gateway of several does what must be done once: it holds a Lease, and renews it while it lives. Who
-//! finds a Lease that nobody has renewed for its whole duration takes it.
+//! One gateway of several does what must be done once: it holds a Lease, and renews it while it lives. A
+//! gateway that finds a Lease which was not renewed for its whole duration takes it.
 //!
 //! As in Kubernetes' own leader election (`client-go/tools/leaderelection`), time is only compared with what
 //! this process has seen itself, so that clocks may differ. Two may hold it at once for a moment; what they
@@ -24,7 +24,7 @@ use crate::{clock::Instant, limits::KUBERNETES_LEASE_TIME};
 pub(super) struct Holder {
     leases: Api<Lease>,
     name: String,
-    /// This gateway.
+    /// This gateway's name in the Lease: its host's, and a random part for this process.
     identity: String,
     /// The version last seen, and when it was first seen.
     seen: Option<(String, Instant)>,

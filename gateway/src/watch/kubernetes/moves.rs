@@ -10,7 +10,7 @@ use crate::{clock::Instant, limits::KUBERNETES_MOVE_TIME, watch::members::Listed
 /// Who was there, and who has vanished since.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
-    /// By identity.
+    /// Workers that the slices listed at the last look, by identity.
     there: BTreeMap<String, Found>,
     /// By identity, with when each is given up.
     gone: BTreeMap<String, (Found, Instant)>,

@@ -182,7 +182,8 @@ fn number(port: &EndpointPort) -> Option<u16> {
     port.port.and_then(|number| u16::try_from(number).ok())
 }
 
-/// <https://kubernetes.io/docs/concepts/services-networking/service/#application-protocol>
+/// Whether the port's `appProtocol` says that it speaks HTTP/2 without TLS
+/// (<https://kubernetes.io/docs/concepts/services-networking/service/#application-protocol>).
 fn speaks_h2c(port: &EndpointPort) -> bool {
     port.app_protocol.as_deref() == Some("kubernetes.io/h2c")
 }

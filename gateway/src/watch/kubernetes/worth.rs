@@ -8,7 +8,7 @@ use crate::limits::{KUBERNETES_MARK_INTERVAL, KUBERNETES_MARK_MARGIN_TOKENS};
 /// A pod, and what the fleet would lose with it.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Worth {
-    /// Its UID.
+    /// The pod's UID, which tells it from a later pod of the same name.
     pub(super) uid: String,
     /// Tokens that its cache saved lately, and requests in flight.
     pub(super) tokens: f64,
@@ -22,7 +22,7 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    /// The pod to mark instead of [`Choice::marked`], if it is time to. Nobody while nothing is known: the
+    /// The pod to mark instead of [`Choice::marked`], if it is time to. `None` while nothing is known: the
     /// first mark would be a guess.
     pub(super) fn next(&self, pods: &[Worth], now: Duration) -> Option<String> {
         let least =
@@ -40,7 +40,7 @@ impl Choice {
         better.then(|| least.uid.clone())
     }
 
-    /// What is marked.
+    /// UID of the pod that is marked; `None`: none is.
     pub(super) fn marked(&self) -> Option<&str> {
         self.marked.as_deref()
     }

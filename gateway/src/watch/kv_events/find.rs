@@ -20,7 +20,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// What a worker says of its events.
 #[derive(Debug, PartialEq, Eq)]
 enum Said {
-    /// Where they are.
+    /// Where it publishes them, and where it repeats those that were missed.
     Place(KvSource),
     /// That there are none, or none that can be followed.
     None,

@@ -69,7 +69,8 @@ impl Hearsay {
 }
 
 impl Voice {
-    /// Takes a line.
+    /// Takes what the gateway says: its load goes to the workers, ids of what is stored to where they are
+    /// kept.
     pub fn says(&self, line: &Line) {
         let mut all_said = self.hearsay.said.lock();
         let said = all_said.entry(self.id).or_default();
@@ -99,7 +100,7 @@ impl Drop for Voice {
 }
 
 impl GatewayId {
-    /// A new one.
+    /// A random one, for a gateway that starts.
     pub fn draw() -> Self {
         Self(fastrand::u64(..))
     }

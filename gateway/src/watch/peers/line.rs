@@ -16,7 +16,7 @@ pub struct Line {
     /// Whether this is all it has: nothing at the workers that are not named. Else what has changed.
     #[serde(default)]
     pub all: bool,
-    /// What it has.
+    /// What it has at each worker named; 0 at one where all has ended since the last line.
     pub workers: Vec<LoadEntry>,
     /// Ids of what workers store that came there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -26,7 +26,7 @@ pub struct Line {
 /// What a gateway has at one worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LoadEntry {
-    /// The worker's `host:port`.
+    /// The worker's name: its `host:port`, with the path and the `@rank` that it may have.
     pub worker: String,
     /// Requests that have not ended.
     pub requests: u64,

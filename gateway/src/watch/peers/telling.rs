@@ -1,6 +1,6 @@
 //! What this gateway tells others that ask (`/load` of the admin listener): what it has at each worker, as
-//! lines that come when it changes, and all of it once a second. A body that is polled, so that who does not
-//! read holds up nobody and nothing grows.
+//! lines that come when it changes, and all of it once a second. A body that is polled, so that a client that
+//! does not read holds up no other and nothing grows.
 
 use std::{
     collections::HashMap,

@@ -24,7 +24,7 @@ const MODELS: &str = "/v1/models";
 pub(super) enum Found {
     /// It may be used, perhaps with a fault.
     Up(Option<Fault>),
-    /// It may not.
+    /// The probe failed, by this fault; how many may fail is for the worker's health to say.
     Down(Fault),
     /// The gateway could not ask.
     NotAsked(Fault),
@@ -70,8 +70,8 @@ pub(super) async fn probe(worker: &Worker, upstream: &Upstream, metrics: &Metric
     }
 }
 
-/// Whether an answer to `/health` says nothing of the engine's health: it has no such path, or not for
-/// everybody.
+/// Whether an answer to `/health` says nothing of the engine's health: it has no such path, or not for the
+/// gateway.
 fn answers_for_another(fault: &Fault) -> bool {
     let says_nothing = [Cause::NotFound, Cause::Unauthorized, Cause::Redirect, Cause::Status];
     says_nothing.contains(&fault.cause)

@@ -13,12 +13,12 @@ use crate::{
     net::port::{Port, Unreached},
 };
 
-/// One worker's port.
+/// One worker's port, with the address that took the last connection.
 #[derive(Debug, Default)]
 pub(super) struct Looking(Port);
 
 impl Looking {
-    /// Whether somebody listens; if not, what is wrong.
+    /// Whether the port takes a connection; if not, what is wrong.
     pub(super) async fn look(&mut self, worker: &Worker) -> Result<(), Fault> {
         self.reach(worker).await.map_err(|error| faults::unreached(worker, &error))
     }
@@ -28,7 +28,7 @@ impl Looking {
     }
 }
 
-/// Looks for ever.
+/// Looks at the port for ever, at the times that the worker's health names.
 pub(super) async fn keep_looking(watch: &Watch) {
     let Watch { worker, router, .. } = watch;
     let mut looking = Looking::default();
