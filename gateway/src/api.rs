@@ -9,13 +9,13 @@ pub use self::says::{AtFault, End, Said};
 /// An API, by the path of its requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Api {
-    /// OpenAI's chat completions.
+    /// OpenAI's chat completions, `/v1/chat/completions`: streams end with `[DONE]`.
     Chat,
-    /// OpenAI's completions.
+    /// OpenAI's completions, `/v1/completions`: streams end with `[DONE]`.
     Completions,
-    /// OpenAI's responses.
+    /// OpenAI's responses, `/v1/responses`: streams end with `response.completed` or `response.incomplete`.
     Responses,
-    /// Anthropic's messages.
+    /// Anthropic's messages, `/v1/messages`: streams end with `message_stop`.
     Messages,
     /// Any other: its streams are relayed without being understood, but for errors.
     Other,

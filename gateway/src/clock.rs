@@ -36,7 +36,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Starts counting now.
+    /// A clock that counts from now on; its copies tell the same time.
     pub fn start() -> Self {
         Self { start: Instant::now() }
     }

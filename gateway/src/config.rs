@@ -60,13 +60,13 @@ impl From<TlsError> for ConfigError {
 pub struct Config {
     /// Address that clients use.
     pub listen: SocketAddr,
-    /// Address for operators.
+    /// Address of the admin listener: metrics, readiness, the fleet; 127.0.0.1:9090 by default.
     pub admin_listen: SocketAddr,
     /// Where a successor asks for the listening sockets.
     pub handover_socket: Option<PathBuf>,
     /// How workers are chosen.
     pub policy: Policy,
-    /// Log format.
+    /// How log lines look; `text` by default. Only a restart changes it.
     pub log_format: LogFormat,
     /// The workers; none means embedded ones.
     pub workers: Vec<WorkerConfig>,
@@ -90,7 +90,7 @@ pub struct Config {
     pub require_model: bool,
     /// When requests wait in the gateway; `None`: never.
     pub room: Option<RoomRules>,
-    /// How often workers that others send to as well are asked for their load; `None`: nobody is.
+    /// How often workers that others send to as well are asked for their load; `None`: no worker is.
     pub load_scrape: Option<Duration>,
     /// How long workers that come up join gradually; `None`: they join at once.
     pub slow_start: Option<Duration>,
@@ -104,7 +104,7 @@ pub struct Config {
     pub ignored: Vec<IgnoreTable>,
     /// File for choices, and the share of them that go there.
     pub decision_log: Option<(PathBuf, f64)>,
-    /// Largest request body.
+    /// Bytes of the largest request body; a larger one is refused with 413.
     pub max_body_bytes: usize,
     /// Largest event of a stream.
     pub max_event_bytes: usize,
@@ -132,7 +132,7 @@ pub struct Config {
     pub resume: ResumeConfig,
     /// Whether requests go to the worker that stores what they name.
     pub stored_state: StoredStateConfig,
-    /// File of tenants.
+    /// File of tenants, with the hashes of their keys; `None`: clients need no key.
     pub tenants_file: Option<PathBuf>,
     /// What holds for all tenants.
     pub tenant_rules: TenantRules,
@@ -140,7 +140,7 @@ pub struct Config {
     pub admin_token: Option<HeaderValue>,
     /// Which pages in browsers may use the API; `None`: nothing is said of that.
     pub cors: Option<Cors>,
-    /// TLS for clients.
+    /// Certificate and key with which the listener speaks TLS; `None`: it speaks plain HTTP.
     pub tls: Option<TlsFiles>,
     /// How long the parts of a request may take.
     pub timeouts: Timeouts,

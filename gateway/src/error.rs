@@ -33,13 +33,13 @@ pub enum Error {
         "the request body is larger than {limit_bytes} bytes, the limit of this gateway (limits.max_body_bytes)"
     )]
     BodyTooLarge {
-        /// The limit.
+        /// `limits.max_body_bytes`, which decoded bodies must keep, too; the admin listener's may be lower.
         limit_bytes: usize,
     },
     /// The path and query are over the limit.
     #[error("the path and query have more than {limit_bytes} bytes, the limit of this gateway")]
     UriTooLong {
-        /// The limit.
+        /// [`MAX_URI_BYTES`](crate::limits::MAX_URI_BYTES), which no configuration changes.
         limit_bytes: usize,
     },
     /// The head is over one of its limits.
@@ -49,7 +49,7 @@ pub enum Error {
     HeadTooLarge {
         /// In bytes, as HTTP/1.1 writes it.
         limit_bytes: usize,
-        /// In header fields.
+        /// Header fields that it may have: [`MAX_HEAD_FIELDS`](crate::limits::MAX_HEAD_FIELDS).
         limit_fields: usize,
     },
     /// The client's body broke off or was malformed.
@@ -90,7 +90,7 @@ pub enum Error {
         "the request body's content-encoding cannot be undone here; send it plain or as one of: {accepted}"
     )]
     CodingUnsupported {
-        /// What is.
+        /// Names of the codings that are undone here, comma separated.
         accepted: &'static str,
     },
     /// What the request names is not stored here, or for another tenant.
@@ -105,7 +105,7 @@ pub enum Error {
     /// More requests in flight than the gateway takes.
     #[error("the gateway has {limit} requests in flight, its limit; try again soon")]
     Overloaded {
-        /// `limits.max_in_flight`.
+        /// `limits.max_in_flight`, as it was when the request was refused.
         limit: usize,
     },
     /// One party has as many requests in the gateway as it may while others have theirs.
@@ -148,7 +148,7 @@ pub enum Error {
     /// The gateway itself can open no connection. No worker was asked.
     #[error("the gateway itself lacks {lacks}; try again soon")]
     Short {
-        /// What it lacks.
+        /// What this process or its host has run out of, or may not use.
         lacks: Shortage,
     },
     /// A kept connection ended as the request went out, which may or may not have arrived and must not be
@@ -174,19 +174,19 @@ pub enum Error {
         "an event of the answer is larger than {limit_bytes} bytes, the limit of this gateway (limits.max_event_bytes)"
     )]
     EventTooLarge {
-        /// `limits.max_event_bytes`.
+        /// `limits.max_event_bytes`: what an unfinished event may have.
         limit_bytes: usize,
     },
     /// The worker's answer began and then stopped.
     #[error("the worker sent nothing for {} s in the middle of its answer", limit.as_secs_f64())]
     Stalled {
-        /// `limits.answer_idle_ms`.
+        /// `limits.answer_idle_ms`: the longest pause between two pieces of an answer.
         limit: Duration,
     },
     /// The request took longer than any may.
     #[error("the request took longer than {} s, the limit of this gateway (limits.request_timeout_ms)", limit.as_secs_f64())]
     Deadline {
-        /// The limit.
+        /// `limits.request_timeout_ms`: from the request's head to its answer's end.
         limit: Duration,
     },
     /// The client was too slow with its body.
@@ -198,7 +198,7 @@ pub enum Error {
     /// The tenant has asked for more than it may.
     #[error("over the limit of {limit}; try again in {} s", retry_after.as_secs_f64().ceil())]
     TenantLimit {
-        /// Which.
+        /// The limit in words, with its key in the file of tenants.
         limit: &'static str,
         /// When it will be enough.
         retry_after: Duration,
@@ -209,7 +209,7 @@ pub enum Error {
          write it once, with true or false in stream and in what stream_options say of usage"
     )]
     UnclearOption {
-        /// Which.
+        /// Which field is unclear: `stream` or `stream_options`.
         field: &'static str,
     },
     /// A bug of ours: the request's task panicked.

@@ -81,14 +81,14 @@ pub struct Worker {
     pub saved: Mutex<FadingSum>,
     /// What its streams say of their usage unasked.
     pub habits: Habits,
-    /// What it refuses.
+    /// Which kinds of requests it refuses, and when it last served one.
     pub standing: Standing,
     config: WorkerConfig,
     name_header: Option<HeaderValue>,
     origin: Origin,
     prefix: String,
     health: Mutex<Health>,
-    /// When it has last answered anything, in milliseconds of the gateway's clock.
+    /// When it last said something to a client's request, in milliseconds of the gateway's clock.
     heard_ms: AtomicU64,
     models: RwLock<Option<Vec<Model>>>,
     failed: Notify,
@@ -132,7 +132,7 @@ impl Worker {
         }
     }
 
-    /// Where it listens.
+    /// Where it listens, with the connections that are kept to it.
     pub fn origin(&self) -> &Origin {
         &self.origin
     }
@@ -209,7 +209,7 @@ impl Worker {
         self.models.read().as_ref()?.first()?.numerics_id.clone()
     }
 
-    /// Whether this model is a LoRA adapter there: then its KV is nobody else's.
+    /// Whether this model is a LoRA adapter there: then no other model shares its KV.
     pub fn is_adapter(&self, model: &str) -> bool {
         let known = self.models.read();
         known.iter().flatten().any(|known| known.id == model && known.parent.is_some())
@@ -278,7 +278,7 @@ impl Worker {
         self.heard_ms.store(now.as_millis() as u64, Relaxed);
     }
 
-    /// How long it has said nothing to anybody; streams that go on are noted now and then.
+    /// How long it has said nothing to any client's request; streams that go on are noted now and then.
     pub fn silent_for(&self, now: Duration) -> Duration {
         now.saturating_sub(Duration::from_millis(self.heard_ms.load(Relaxed)))
     }
@@ -298,7 +298,7 @@ impl Worker {
     pub fn pause(&self, paused: bool, now: Duration) -> bool {
         let news = self.health.lock().pause(paused, now);
         if news && !paused {
-            // Whoever probes it looks again when the next probe is due.
+            // The task that probes it works out anew when the next probe is due.
             self.failed.notify_one();
         }
         news
@@ -310,7 +310,7 @@ impl Worker {
     }
 }
 
-/// All workers.
+/// All workers that are known, those that are down or drain included.
 #[derive(Debug)]
 pub struct Fleet {
     ejections: Arc<Ejections>,
@@ -393,8 +393,8 @@ impl Fleet {
 
     /// Whether no worker has this model, as far as can be known. One that is down has what it listed when it
     /// was up. What one that has never been up will list is not known: it is no reason to call a name right
-    /// that nobody who is up has heard of, else a worker that starts for minutes makes every mistyped name
-    /// look as if it would be there soon. While nobody is up it is one.
+    /// that no worker that is up has heard of, else a worker that starts for minutes makes every mistyped
+    /// name look as if it would be there soon. While no worker is up it is one.
     pub fn lacks(&self, model: &str) -> bool {
         let all = self.all();
         let (known, unknown): (Vec<_>, Vec<_>) = all.iter().partition(|worker| worker.models_known());

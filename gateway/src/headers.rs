@@ -14,15 +14,15 @@ use crate::{
     limits::{MAX_HEAD_BYTES, MAX_HEAD_FIELDS, MAX_URI_BYTES},
 };
 
-/// [`names::REQUEST_ID`].
+/// [`names::REQUEST_ID`]: identifies a request; the client's own value is kept.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static(names::REQUEST_ID);
-/// [`names::WORKER`].
+/// [`names::WORKER`]: which worker answered, where answers may say so.
 pub const WORKER: HeaderName = HeaderName::from_static(names::WORKER);
-/// [`names::REASON`].
+/// [`names::REASON`]: why that worker was chosen, where answers may say so.
 pub const REASON: HeaderName = HeaderName::from_static(names::REASON);
-/// [`names::MATCHED_TOKENS`].
+/// [`names::MATCHED_TOKENS`]: prompt tokens that were expected in that worker's cache.
 pub const MATCHED_TOKENS: HeaderName = HeaderName::from_static(names::MATCHED_TOKENS);
-/// [`names::DATA_PARALLEL_RANK`].
+/// [`names::DATA_PARALLEL_RANK`]: which engine behind a worker's address takes the request.
 pub const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static(names::DATA_PARALLEL_RANK);
 
 /// Headers that the gateway adds to a request or an answer at most, to make room for them once.

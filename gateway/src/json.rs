@@ -34,7 +34,7 @@ pub struct Value<'a> {
 
 impl<'a> Value<'a> {
     /// The fields of a document that is an object: as [`Value::fields`], and what follows it must be white
-    /// space. Whoever wants what is nested in it too makes an [`Outline`].
+    /// space. A caller that wants what is nested in it too makes an [`Outline`].
     pub fn document(text: &'a str) -> Option<Fields<'a>> {
         Fields::of_document(text, &[])
     }
@@ -148,7 +148,7 @@ impl<'de> Deserialize<'de> for Marked {
     }
 }
 
-/// See [`Value::fields`].
+/// An object's fields in order ([`Value::fields`]); [`Malformed`], if it comes, is the last.
 #[derive(Debug)]
 pub struct Fields<'a>(Parts<'a>);
 
@@ -183,7 +183,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// See [`Value::items`].
+/// A list's items in order ([`Value::items`]); [`Malformed`], if it comes, is the last.
 #[derive(Debug)]
 pub struct Items<'a>(Parts<'a>);
 

@@ -17,7 +17,7 @@ pub struct Leaving {
 }
 
 impl Leaving {
-    /// Neither.
+    /// A gateway that is not on its way out, nor asked to be.
     pub fn new() -> Arc<Self> {
         let (began, succeeded) = (AtomicBool::new(false), AtomicBool::new(false));
         Arc::new(Self { asked: watch::Sender::new(false), began, succeeded })
@@ -36,11 +36,11 @@ impl Leaving {
     /// It begins to. `succeeded`: another process has its sockets.
     pub fn begin(&self, succeeded: bool) {
         self.succeeded.store(succeeded, Ordering::Relaxed);
-        // Whoever sees the one sees the other.
+        // A thread that sees `began` sees `succeeded` as well.
         self.began.store(true, Ordering::Release);
     }
 
-    /// Whether whoever comes is another process's.
+    /// Whether clients that come now are another process's.
     pub fn succeeded(&self) -> bool {
         self.succeeded.load(Ordering::Relaxed)
     }

@@ -50,7 +50,7 @@ pub const ANSWER_TOKENS_RESERVED_MAX: u64 = 1_024;
 /// Taken at a time of what passes beyond that: the tenant's limit is touched for one event in so many.
 pub const ANSWER_TOKENS_STEP: u64 = 64;
 
-/// Bytes of text that are taken for a token where nobody counts: English text's.
+/// Bytes of text that are taken for a token where tokens are not counted: English text's.
 pub const BYTES_PER_TOKEN: u64 = 4;
 
 /// Longest list of token ids that is read, in bytes: a million tokens and more.
@@ -126,11 +126,11 @@ pub const POOL_IDLE_MAX_PER_CORE_MIN: usize = 64;
 pub const WORKER_H2_STREAMS: u32 = 128;
 
 /// Bytes of one stream that its worker may send ahead of the client, as over HTTP/1.1. The connection's
-/// window is that of all its streams, so that none that nobody reads holds up another.
+/// window is that of all its streams, so that one that no client reads holds up no other.
 pub const WORKER_H2_WINDOW: u32 = ANSWER_BUFFER_BYTES as u32;
 
-/// What the `h2` crate may hold for small frames that nobody reads, by its own count (256 bytes a frame less
-/// its payload): all streams stalled, with frames of 52 bytes. Events are longer.
+/// What the `h2` crate may hold for small frames that no client reads, by its own count (256 bytes a frame
+/// less its payload): all streams stalled, with frames of 52 bytes. Events are longer.
 pub const WORKER_H2_FRAME_BYTES: usize = 4 * WORKER_H2_WINDOW as usize * WORKER_H2_STREAMS as usize;
 
 /// Silence of an HTTP/2 connection with open streams after which its worker is sent a PING, and once more

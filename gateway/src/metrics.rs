@@ -66,19 +66,21 @@ pub struct Metrics {
     pub waiting_prefill_tokens: IntGaugeVec,
     /// `keyway_connections`: open client connections.
     pub connections: IntGauge,
-    /// `keyway_picks_total{worker,reason}`.
+    /// `keyway_picks_total{worker,reason}`: choices of a worker, by why it was chosen.
     pub picks: IntCounterVec,
-    /// `keyway_retries_total{reason}`.
+    /// `keyway_retries_total{reason}`: attempts on another worker, by why the one before failed.
     pub retries: IntCounterVec,
     /// `keyway_retries_refused_total`: the budget was spent.
     pub retries_refused: IntCounter,
     /// `keyway_connection_races_total{worker}`: kept connections that ended under a request.
     pub races: IntCounterVec,
-    /// `keyway_tenant_requests_total{tenant,outcome="admitted|rate_limit_exceeded"}`.
+    /// `keyway_tenant_requests_total{tenant,outcome="admitted|rate_limit_exceeded"}`: both count one whose
+    /// tokens were gone once its body was read.
     pub tenants: IntCounterVec,
-    /// `keyway_worker_ejections_total{worker}`.
+    /// `keyway_worker_ejections_total{worker}`: times that failures took it out, or kept it out after a
+    /// trial.
     pub ejections: IntCounterVec,
-    /// `keyway_worker_ready{worker}`.
+    /// `keyway_worker_ready{worker}`: 1 where it takes requests, else 0; set before each scrape.
     pub worker_ready: IntGaugeVec,
     /// `keyway_routing_seconds`: reading and hashing.
     pub routing: Histogram,
@@ -86,25 +88,25 @@ pub struct Metrics {
     pub holding: IntGauge,
     /// `keyway_request_wait_seconds`: before a worker could begin.
     pub hold: Histogram,
-    /// `keyway_index_bytes`.
+    /// `keyway_index_bytes`: memory that the prefix index holds; set before each scrape.
     pub index_bytes: IntGauge,
-    /// `keyway_index_blocks`.
+    /// `keyway_index_blocks`: residencies, so a block at two workers counts twice; set before each scrape.
     pub index_blocks: IntGauge,
     /// Who belongs to the fleet.
     pub fleet: FleetMetrics,
-    /// The process itself.
+    /// Reloads, shortages, panics, lost log lines and certificates of the process.
     pub lifecycle: LifecycleMetrics,
     /// What is believed of workers' caches, and how true it is.
     pub caches: CacheMetrics,
     /// How many workers there should be.
     pub scale: ScaleMetrics,
-    /// Other gateways.
+    /// Addresses of other gateways, by whether they tell what they have at each worker.
     pub peers: PeerStates,
     /// What becomes of traces.
     pub traces: TraceMetrics,
     /// Streams that broke off.
     pub resume: ResumeMetrics,
-    /// What workers store.
+    /// Ids of what workers store for clients, and requests that name such ids.
     pub stored_state: StoredStateMetrics,
 }
 
@@ -278,7 +280,7 @@ impl Metrics {
         self.per_model.get(model)
     }
 
-    /// Looks up the series of a worker. Its gauges appear, at 0 where nobody has used them.
+    /// Looks up the series of a worker. Its gauges appear, at 0 where no request has moved them.
     pub fn worker(&self, worker: &str) -> WorkerSeries {
         WorkerSeries::new(self, worker)
     }

@@ -112,7 +112,7 @@ pub type Security = (Arc<ClientTls>, ServerName<'static>);
 /// A connection to a worker, and what both ends agreed to speak.
 #[derive(Debug)]
 pub struct Opened {
-    /// The connection.
+    /// The connection, plain or over TLS with its handshake done.
     pub stream: Stream,
     /// Whether the worker chose HTTP/2 (TLS alone says).
     pub http2: bool,

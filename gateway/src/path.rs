@@ -55,7 +55,7 @@ pub(crate) fn is_plain(path: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Bytes of `%63`.
+/// Bytes of an escape such as `%63`: a percent sign and two digits.
 const ESCAPE_BYTES: usize = 3;
 
 /// What the escape at the beginning of these bytes stands for.

@@ -25,7 +25,7 @@ pub enum Shortage {
 const LOOKUP_DESCRIPTORS: usize = 4;
 
 impl Shortage {
-    /// Every kind.
+    /// Every kind, in the order of the variants: tables have a place for each.
     pub const ALL: [Self; 5] =
         [Self::Descriptors, Self::HostDescriptors, Self::Ports, Self::Memory, Self::Permission];
 

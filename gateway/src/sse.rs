@@ -1,6 +1,6 @@
 //! Splits a byte stream of server-sent events at event boundaries, so that only whole events are forwarded.
 //! Never decodes: a UTF-8 character split across chunks stays intact. Line ends may be LF, CRLF or CR (WHATWG
-//! HTML §9.2). Whoever reads what is in the events goes through [`events`].
+//! HTML §9.2). Code that reads what is in the events goes through [`events`].
 
 mod events;
 
@@ -12,7 +12,7 @@ use bytes::{Bytes, BytesMut};
 #[derive(Debug, thiserror::Error)]
 #[error("the worker sent an event of more than {cap_bytes} bytes")]
 pub struct EventTooLong {
-    /// The cap.
+    /// The splitter's cap, which the configuration sets (`limits.max_event_bytes`).
     pub cap_bytes: usize,
 }
 

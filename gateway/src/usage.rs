@@ -56,12 +56,12 @@ pub enum Opening {
     Unread,
     /// Nothing that the end does not repeat.
     Nothing,
-    /// This.
+    /// This, in the event that began the stream (`message_start`).
     Said(Box<Usage>),
 }
 
 impl UsageTap {
-    /// For a stream.
+    /// For a stream: it is to be shown whole events.
     pub fn events() -> Self {
         Self::Events(None, Opening::Unread)
     }

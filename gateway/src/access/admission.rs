@@ -1,7 +1,7 @@
 //! How many requests may be in the gateway: those whose bodies are on their way, and those that have come
-//! whole, each with places of their own, so that bodies that never end keep nobody out who has something to
-//! ask. The permit lives in the answer's body, not only until its head: a stream holds its place for as long
-//! as it streams. Over the limit a request is refused at once, never queued; so is one whose connection,
+//! whole, each with places of their own, so that bodies that never end keep no client out that has something
+//! to ask. The permit lives in the answer's body, not only until its head: a stream holds its place for as
+//! long as it streams. Over the limit a request is refused at once, never queued; so is one whose connection,
 //! address or tenant has its share (`party.rs`).
 
 use std::sync::{
@@ -18,7 +18,7 @@ use crate::{
     party::{Party, SHARE, SHARE_OF_CONNECTION, Stage},
 };
 
-/// Hands out permits.
+/// Counts the requests in the gateway at each stage, up to one limit for each; clones count together.
 #[derive(Debug, Clone)]
 pub struct Admission(Arc<Places>);
 

@@ -1,6 +1,6 @@
 //! Who may come in, and how much each may ask for: API keys stand for tenants, tenants have limits, and a
 //! tenant's prompts share no cache with another's. A client's key ends here; workers get their own. Without a
-//! file of tenants everybody may come in.
+//! file of tenants all clients may come in.
 
 mod estimate;
 mod file;
@@ -226,7 +226,7 @@ fn changed_at(path: &Path) -> Option<SystemTime> {
 }
 
 impl Tenant {
-    /// Its name.
+    /// Its name in the file of tenants, which logs and metrics show.
     pub fn name(&self) -> &str {
         &self.table.name
     }

@@ -31,7 +31,7 @@ pub struct Said {
 pub enum End {
     /// Its content is complete; counts, or the stream's last word, may follow.
     Finished,
-    /// Nothing follows.
+    /// Nothing follows: `[DONE]`, `message_stop`, `response.completed` or `response.incomplete`.
     Done,
 }
 

@@ -35,7 +35,7 @@ const EXPOSED: [&str; 18] = [
 
 const METHODS: [&str; 5] = ["GET", "POST", "PUT", "PATCH", "DELETE"];
 
-/// `[cors]`
+/// `[cors]`: which pages in browsers may use the API.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CorsFile {
@@ -58,11 +58,11 @@ pub struct CorsFile {
 /// Who may use the API from a browser, and how: `[cors]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cors {
-    /// Whose pages.
+    /// Where a page must come from to use the API.
     pub origins: Origins,
     /// Whether with cookies and certificates.
     pub credentials: bool,
-    /// By these methods.
+    /// Methods that a page may use, as `Access-Control-Allow-Methods` lists them.
     pub methods: HeaderValue,
     /// With these headers; `None`: with those that they ask for.
     pub headers: Option<HeaderValue>,
@@ -75,9 +75,9 @@ pub struct Cors {
 /// Where pages come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origins {
-    /// Anywhere.
+    /// Anywhere (`*`): every page may; not together with `credentials`.
     Any,
-    /// One of these.
+    /// One of these origins, each written as browsers send it: `scheme://host[:port]`.
     Listed(Vec<HeaderValue>),
 }
 
@@ -85,9 +85,9 @@ pub enum Origins {
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum OneOrMany {
-    /// One.
+    /// A single value, written without a list around it.
     One(String),
-    /// Many, or none.
+    /// A list of values, which may be empty.
     Many(Vec<String>),
 }
 

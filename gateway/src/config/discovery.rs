@@ -12,7 +12,7 @@ use super::{
 };
 use crate::limits;
 
-/// `[discovery]`
+/// `[discovery]`: where workers that come and go are learned of.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DiscoveryFile {
@@ -31,11 +31,11 @@ pub struct DiscoveryFile {
     pub admin_allow: Vec<String>,
 }
 
-/// `[[discovery.dns]]`
+/// `[[discovery.dns]]`: a name each of whose addresses is a worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DnsTable {
-    /// Such as `http://vllm.models.svc.cluster.local:8000`.
+    /// Name and port of the workers, such as `http://vllm.models.svc.cluster.local:8000`.
     pub url: String,
     /// Serve only this model from them.
     pub model: Option<String>,
@@ -53,14 +53,14 @@ pub struct DnsTable {
     pub http2: Option<bool>,
 }
 
-/// `[discovery]`, validated.
+/// `[discovery]`, validated: where workers that come and go are learned of.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct DiscoveryConfig {
-    /// The file.
+    /// File with `[[worker]]` tables, read again when it changes; `None`: there is none.
     pub file: Option<PathBuf>,
-    /// The names.
+    /// Names that are looked up again and again: each of their addresses is a worker.
     pub dns: Vec<DnsName>,
-    /// The Services.
+    /// Services of a Kubernetes cluster: each of their ready endpoints is a worker.
     pub kubernetes: Vec<KubernetesFleet>,
     /// How their cluster is reached, unless as a pod in it.
     pub kubeconfig: Option<PathBuf>,
@@ -75,7 +75,7 @@ pub struct DiscoveryConfig {
 pub struct DnsName {
     /// What to look up.
     pub host: String,
-    /// Where workers listen.
+    /// Port at which each of its workers listens, from the table's URL.
     pub port: u16,
     /// The path before `/v1` at each.
     path: String,
@@ -160,7 +160,7 @@ impl DnsName {
 pub enum HostRule {
     /// The first bits of an address.
     Network(IpAddr, u8),
-    /// This name.
+    /// This name alone, kept in lower case; names below it are not meant.
     Name(String),
     /// Any name that ends so, the dot included.
     Below(String),

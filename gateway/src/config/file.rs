@@ -27,7 +27,7 @@ pub struct File {
     pub handover_socket: Option<PathBuf>,
     /// How workers are chosen: prefix, least-loaded, round-robin, random, power-of-two or chwbl.
     pub policy: Option<String>,
-    /// Log format.
+    /// How log lines look, `text` (the default) or `json`; `RUST_LOG` chooses which lines.
     pub log_format: Option<LogFormat>,
     /// The workers: URLs, or tables.
     pub worker: Vec<WorkerEntry>,
@@ -39,9 +39,9 @@ pub struct File {
     pub auth: AuthFile,
     /// Which pages in browsers may use the API.
     pub cors: CorsFile,
-    /// TLS for clients.
+    /// Certificate and key with which the listener speaks TLS; without them it speaks plain HTTP.
     pub tls: Option<TlsFiles>,
-    /// Bounds.
+    /// Bounds of bodies, connections, cores and time; each has a default.
     pub limits: LimitsFile,
     /// Whether streams outlive their worker.
     pub resume: ResumeFile,
@@ -57,7 +57,7 @@ pub struct File {
     pub traces: TracesFile,
 }
 
-/// `[routing]`
+/// `[routing]`: how prompts are identified, how the index is sized and when requests wait.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RoutingFile {
@@ -116,7 +116,7 @@ pub struct RoutingFile {
     pub decision_log_share: Option<f64>,
 }
 
-/// `[[routing.ignore]]`
+/// `[[routing.ignore]]`: what of a prompt's text is left out of its hashes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct IgnoreTable {
@@ -127,7 +127,7 @@ pub struct IgnoreTable {
     pub pattern: String,
 }
 
-/// `[auth]`
+/// `[auth]`: the tenants that may use the API, and the operators' token.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AuthFile {
@@ -143,11 +143,11 @@ pub struct AuthFile {
     pub admin_token_file: Option<PathBuf>,
 }
 
-/// `[limits]`
+/// `[limits]`: bounds of bodies, connections, cores and time.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LimitsFile {
-    /// Largest request body.
+    /// Bytes of the largest request body (67108864); a larger one is refused with 413.
     pub max_body_bytes: Option<usize>,
     /// Largest event of a stream: so much of one is held at most until it is whole.
     pub max_event_bytes: Option<usize>,
@@ -183,7 +183,7 @@ pub struct LimitsFile {
     pub client_stall_ms: Option<u64>,
 }
 
-/// `[[model]]`
+/// `[[model]]`: a model whose prompts are routed by their tokens, and its tokenizer.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ModelTable {

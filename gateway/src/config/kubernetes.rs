@@ -11,7 +11,7 @@ use super::{ConfigError, WorkerConfig, WorkerTable};
 /// The label by which Kubernetes says to which Service an EndpointSlice belongs.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
-/// `[[discovery.kubernetes]]`
+/// `[[discovery.kubernetes]]`: Services each of whose ready endpoints is a worker.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct KubernetesTable {
@@ -48,7 +48,7 @@ pub struct KubernetesTable {
 pub enum PortRef {
     /// Its number at the pod.
     Number(u16),
-    /// Its name.
+    /// The name that the Service gives it; EndpointSlices say its number.
     Name(String),
 }
 
@@ -59,7 +59,7 @@ pub struct KubernetesFleet {
     pub selector: String,
     /// Where they are; `None`: where the gateway is.
     pub namespace: Option<String>,
-    /// The workers' port.
+    /// Port at which the workers listen; `None`: the Service's only one, or the one named `http`.
     pub port: Option<PortRef>,
     /// Whether the pod that is worth least is marked.
     pub deletion_cost: bool,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{ConfigError, port_of, worker::read_key};
 use crate::limits::{PEER_EVERY, PEER_EVERY_RANGE};
 
-/// `[peers]`
+/// `[peers]`: the other gateways in front of the same workers.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PeersFile {
@@ -24,7 +24,7 @@ pub struct PeersFile {
     pub token_file: Option<PathBuf>,
 }
 
-/// `[peers]`, validated.
+/// `[peers]`, validated: where the other gateways' admin listeners are, and how they are asked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PeersConfig {
     /// Host and port of each URL.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits;
 
-/// `[resume]`
+/// `[resume]`: whether streams outlive their worker.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ResumeFile {
@@ -19,7 +19,7 @@ pub struct ResumeFile {
     pub continue_text: Option<bool>,
 }
 
-/// `[resume]`, validated.
+/// `[resume]`, validated; defaults stand for what the file does not say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResumeConfig {
     /// Bytes kept of running streams; 0: nothing is resumed.

@@ -46,15 +46,15 @@ pub struct ScaleFile {
     pub model: Vec<ScaleModelTable>,
 }
 
-/// `[[scale.model]]`
+/// `[[scale.model]]`: what differs for one model; all else is as in `[scale]`.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ScaleModelTable {
     /// As workers list it first; requests for it may wait although no worker was ever seen.
     pub name: String,
-    /// Workers at least.
+    /// Fewest workers of this model; as in `[scale]` if absent.
     pub min: Option<u32>,
-    /// Workers at most.
+    /// Most workers of this model; as in `[scale]` if absent.
     pub max: Option<u32>,
     /// Seconds to the first token that nine of ten streams are to keep.
     pub ttft_slo_seconds: Option<f64>,
@@ -67,24 +67,24 @@ pub struct ScaleModelTable {
 /// The rules of one model, and the rate that holds until its answers tell.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelScale {
-    /// The rules.
+    /// Bounds, objectives and times of its autoscaling sum; the operator sets most of them.
     pub rules: ScaleRules,
     /// Prompt tokens that one worker computes in a second.
     pub prior_tokens_per_s: f64,
 }
 
-/// `[scale]`, validated.
+/// `[scale]`, validated: the rules of every model, and how requests wait for a first worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScaleConfig {
     /// For models without rules of their own.
     pub default: ModelScale,
-    /// For these.
+    /// By name, models that have a `[[scale.model]]` of their own.
     pub models: BTreeMap<String, ModelScale>,
     /// How long a request waits for the first worker of its model; zero: not at all.
     pub wait: Duration,
     /// Requests that may wait so.
     pub wait_max: usize,
-    /// Where KEDA asks.
+    /// Where KEDA's external scaler is served, by gRPC without TLS; `None`: nowhere.
     pub external_listen: Option<SocketAddr>,
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits;
 
-/// `[stored_state]`
+/// `[stored_state]`: whether requests go to the worker that stores what they name.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct StoredStateFile {
@@ -20,7 +20,7 @@ pub struct StoredStateFile {
     pub keep_seconds: Option<u64>,
 }
 
-/// `[stored_state]`, validated.
+/// `[stored_state]`, validated; defaults stand for what the file does not say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoredStateConfig {
     /// Bytes for ids; 0: none is remembered.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::ConfigError;
 use crate::net::tls::{ClientTls, WorkerTls};
 
-/// `[traces]`
+/// `[traces]`: which requests are traced, and where their spans go.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TracesFile {
@@ -27,10 +27,10 @@ pub struct TracesFile {
     pub genai: Option<GenAi>,
 }
 
-/// `[traces]`, validated.
+/// `[traces]`, validated; made only where a collector is named.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TracesConfig {
-    /// The collector.
+    /// URL of the collector, which takes OTLP over HTTP; without `/v1/traces`.
     pub endpoint: Uri,
     /// How TLS is spoken with it, where its URL begins with `https`.
     pub tls: Option<Arc<ClientTls>>,
@@ -55,7 +55,7 @@ pub enum GenAi {
     /// No such attributes; spans are named by their method.
     #[serde(rename = "off")]
     Off,
-    /// `gen_ai.system`, token counts.
+    /// `gen_ai.system`, and token counts without those that were cached.
     #[serde(rename = "1.36")]
     V1_36,
     /// `gen_ai.provider.name`, token counts with those that were cached, time to the first chunk.

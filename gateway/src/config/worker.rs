@@ -20,13 +20,13 @@ use crate::{
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum WorkerEntry {
-    /// Its URL alone.
+    /// Its URL alone; all else is as by default.
     Url(String),
-    /// With options.
+    /// A `[[worker]]` table: its URL, and options of its own.
     Table(Box<WorkerTable>),
 }
 
-/// `[[worker]]`
+/// `[[worker]]`: a worker's URL, and what is true of it.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WorkerTable {
@@ -81,7 +81,7 @@ impl<'de> Deserialize<'de> for WorkerEntry {
     }
 }
 
-/// A worker, validated.
+/// A worker, validated; of several data-parallel engines behind a URL each is one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WorkerConfig {
     /// Scheme, authority and perhaps a path before `/v1`.
@@ -111,7 +111,7 @@ pub struct WorkerConfig {
 /// Where a worker says what it caches; both as `tcp://HOST:PORT`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvSource {
-    /// The live stream.
+    /// Where batches of events are published as they happen.
     pub events: String,
     /// Batches that were missed.
     pub replay: Option<String>,
@@ -176,7 +176,8 @@ impl FromStr for WorkerConfig {
 impl FromStr for WorkerTable {
     type Err = ConfigError;
 
-    /// `URL[;kv-events=tcp://HOST:PORT][;kv-replay=tcp://HOST:PORT][;http2=true]`
+    /// As a flag writes it: `URL[;kv-events=tcp://HOST:PORT][;kv-replay=tcp://HOST:PORT][;http2=true]`;
+    /// another option is an error.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let mut parts = text.split(';');
         let mut table = WorkerTable::of(parts.next().unwrap_or_default());

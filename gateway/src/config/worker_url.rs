@@ -65,7 +65,7 @@ impl FromStr for WorkerUrl {
     }
 }
 
-/// Host and port.
+/// Whether it is `HOST` or `HOST:PORT`, with a port from 1 to 65535; else why not.
 fn check_place(place: &str) -> Result<(), String> {
     let (host, port) = match place.rfind(']') {
         Some(end) => place.split_at(end + 1),

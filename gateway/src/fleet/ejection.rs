@@ -1,5 +1,6 @@
 //! The breakers of a fleet's workers, and how many of them may be open at once. When one opens and closes is
-//! [`keyway_core::breaker`]'s business; here each answer's end is reported to it, or that nobody can say.
+//! [`keyway_core::breaker`]'s business; here each answer's end is reported to it, or that it says nothing of
+//! the worker.
 
 use std::{
     collections::HashMap,
@@ -20,8 +21,8 @@ use crate::clock::Clock;
 #[derive(Debug)]
 pub struct Ejections {
     clock: Clock,
-    /// The workers that belong to the fleet. Whoever ejects or takes back holds it, so that never too many
-    /// are out.
+    /// The workers that belong to the fleet. A gate that ejects its worker or takes it back holds it, so that
+    /// never too many are out.
     members: Mutex<HashMap<u64, Member>>,
     numbers: AtomicU64,
     counted: Option<IntCounterVec>,
@@ -35,7 +36,7 @@ struct Member {
     out: bool,
 }
 
-/// One worker's gate.
+/// What lets requests through to one worker: its breaker, which opens only if enough others are left.
 #[derive(Debug)]
 pub struct Gate {
     worker: String,
@@ -149,7 +150,7 @@ impl BreakerPermit {
 }
 
 impl Drop for Gate {
-    // Its worker has left the fleet, and nobody has a trip through it any more.
+    // Its worker has left the fleet, and no request has a permit of it any more.
     fn drop(&mut self) {
         self.fleet.members.lock().remove(&self.number);
     }

@@ -8,7 +8,7 @@ use std::fmt;
 pub enum Cause {
     /// Its name has no address.
     Dns,
-    /// Nobody listens at its port.
+    /// No process listens at its port.
     Refused,
     /// The network knows no way to it.
     Unreachable,
@@ -20,15 +20,15 @@ pub enum Cause {
     Tls,
     /// Its certificate is not believed, or ours is wanted.
     Certificate,
-    /// 401 or 403.
+    /// 401 or 403: it wants a key, or does not take the configured one.
     Unauthorized,
     /// 404, 405 or 501 where an engine answers.
     NotFound,
-    /// 3xx.
+    /// 3xx: redirects are not followed, so the URL is not the engine's own.
     Redirect,
-    /// 5xx.
+    /// 5xx, except 501: the engine starts, or has failed.
     ServerError,
-    /// Any other status.
+    /// Any other status that is no success.
     Status,
     /// What it says where its list of models would be is not even JSON.
     NotJson,
@@ -70,13 +70,13 @@ impl Cause {
 /// What a probe found wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// Of which kind.
+    /// Its kind: a label in metrics, by which the log also knows a fault again.
     pub cause: Cause,
-    /// What was asked.
+    /// The URL that was asked, or would have been, had the port taken a connection.
     pub url: String,
     /// What came of it.
     pub text: String,
-    /// What to do.
+    /// What an operator can do about it; shown behind the text.
     pub remedy: &'static str,
 }
 

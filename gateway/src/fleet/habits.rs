@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Habit {
-    /// Not seen yet.
+    /// Not seen yet, or forgotten since a connection to the worker failed.
     Unknown,
-    /// Nothing.
+    /// Nothing: no event of a whole stream had a `usage`.
     Silent,
     /// That there is none: `"usage":null` in chunks.
     Nulls,
-    /// The usage itself.
+    /// The usage itself with its counts, so that it need not be asked for.
     Tells,
 }
 
@@ -36,7 +36,7 @@ impl Habits {
         Some(known.into_iter().find(|known| *known as u8 == habit).unwrap_or(Habit::Unknown))
     }
 
-    /// Notes it.
+    /// Notes what a stream at this path was like; no effect where streams are not asked.
     pub(crate) fn learn(&self, path: &str, habit: Habit) {
         if let Some(known) = self.at(path) {
             known.store(habit as u8, Relaxed);

@@ -73,7 +73,7 @@ pub enum Outcome {
     OtherTokens,
     /// It failed, and nothing was cached.
     NothingCached,
-    /// It failed otherwise.
+    /// It failed, though the prompt had as many tokens as expected and some were cached.
     Wrong,
 }
 
@@ -138,7 +138,7 @@ impl Residency {
         self.set_block_size(tokens);
     }
 
-    /// Whether they do.
+    /// Whether they have said it: then what its metrics say of that does not count.
     pub fn is_block_size_announced(&self) -> bool {
         self.announced.load(Relaxed)
     }
@@ -170,7 +170,7 @@ impl Residency {
         before + 1 == UNREPORTED_ANSWERS
     }
 
-    /// Notes it.
+    /// Notes how many tokens are in one of its blocks; 0 changes nothing.
     pub fn set_block_size(&self, tokens: u32) {
         if tokens > 0 {
             self.block_size.store(tokens, Relaxed);
@@ -206,7 +206,7 @@ impl Residency {
         self.removed.load(Relaxed)
     }
 
-    /// Notes it.
+    /// Replaces that number by the one that its events have come to now.
     pub fn set_removed(&self, blocks: u64) {
         self.removed.store(blocks, Relaxed);
     }

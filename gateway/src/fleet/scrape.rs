@@ -7,12 +7,12 @@
 pub struct CacheConfig {
     /// Tokens in a block.
     pub block_size: Option<u32>,
-    /// Blocks in all.
+    /// Blocks in all; several engines' are added up, unless one of them is meant.
     pub blocks: Option<u64>,
 }
 
 impl CacheConfig {
-    /// Tokens in all.
+    /// Tokens that all blocks hold; `None` where either number is not known.
     pub fn tokens(&self) -> Option<u64> {
         Some(u64::from(self.block_size?) * self.blocks?)
     }
@@ -95,7 +95,7 @@ pub fn cache_hits(page: &str, rank: Option<u32>) -> Option<u64> {
 /// What an engine says of itself, beside its health, which is good all the while.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sleep {
-    /// It computes.
+    /// It computes; of several engines, at least one does.
     Awake,
     /// It takes requests and computes nothing until it wakes (vLLM's level 0).
     Paused,

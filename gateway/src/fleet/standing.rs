@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::limits::PASSED_REFUSALS_MAX;
 
-/// One worker's standing.
+/// What one worker refuses, when it last served anything, and how many refusals were passed on.
 #[derive(Debug, Default)]
 pub struct Standing {
     refusals: Mutex<Refusals>,
@@ -20,7 +20,7 @@ pub struct Standing {
     refuses: AtomicBool,
     /// Milliseconds from the start to its last good answer, and one; 0 before.
     served_at: AtomicU64,
-    /// Refusals passed on without asking anybody else, since it last served something or was looked into.
+    /// Refusals passed on without asking another worker, since it last served something or was looked into.
     passed: AtomicU32,
 }
 
@@ -72,7 +72,7 @@ impl Standing {
         self.refuses_something() && self.refusals.lock().misconfigured(self.last_served())
     }
 
-    /// Whether one more of its refusals may be passed on without asking anybody else.
+    /// Whether one more of its refusals may be passed on without asking another worker.
     pub fn may_pass(&self) -> bool {
         self.passed.fetch_add(1, Relaxed) < PASSED_REFUSALS_MAX
     }

@@ -41,7 +41,7 @@ pub struct Present {
 struct Told {
     cause: Cause,
     last: Duration,
-    /// How often again.
+    /// How often it was told again; chooses the pause before the next time.
     repeats: usize,
 }
 
@@ -86,7 +86,7 @@ impl Trouble {
         }
     }
 
-    /// A probe found nothing wrong. What was, and whether anybody was told.
+    /// A probe found nothing wrong. What was, and whether the log told of it.
     pub fn over(&mut self) -> Option<(Present, bool)> {
         let present = self.present.take()?;
         let told = self.told.iter().any(|told| told.last >= present.began);

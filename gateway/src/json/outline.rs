@@ -1,6 +1,6 @@
-//! Where the long strings and the containers of a JSON text end, found in one pass: who then goes through it
-//! level by level looks at no string twice, however deep it stands. Judges nothing: of a text that is not
-//! JSON there may be no outline, and whoever reads it looks for the ends himself.
+//! Where the long strings and the containers of a JSON text end, found in one pass: a reader that then goes
+//! through it level by level looks at no string twice, however deep it stands. Judges nothing: of a text that
+//! is not JSON there may be no outline, and its reader looks for the ends itself.
 
 use super::{DEPTH_MAX, Fields, cursor::string_end};
 
@@ -38,12 +38,12 @@ impl<'a> Outline<'a> {
         Self { text, parts: parts(text.as_bytes()).unwrap_or_default() }
     }
 
-    /// The text.
+    /// All of the text, as [`Outline::of`] was given it.
     pub fn text(&self) -> &'a str {
         self.text
     }
 
-    /// As [`super::Value::document`].
+    /// As [`super::Value::document`], with the ends of its parts known beforehand.
     pub fn document(&self) -> Option<Fields<'_>> {
         Fields::of_document(self.text, &self.parts)
     }

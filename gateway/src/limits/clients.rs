@@ -22,7 +22,8 @@ pub const GIVEN_BACK_INLINE_BYTES: usize = 1 << 20;
 /// Longest name of a model that is kept: of a longer one its beginning, which no worker serves.
 pub const MAX_MODEL_BYTES: usize = 512;
 
-/// Codings of one request's body, one in the other: more than one is a proxy's doing, more than two nobody's.
+/// Codings of one request's body, one in the other: more than one is a proxy's doing, more than two no
+/// client's.
 pub const MAX_CODINGS: usize = 2;
 
 /// What of a body is decoded where its client is served, compressed and plain: some tenths of a millisecond.

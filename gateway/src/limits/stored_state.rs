@@ -24,8 +24,8 @@ pub const STORED_SEARCHES_MAX: usize = 32;
 /// Ids in one line to another gateway, some 50 bytes each: 20,000 a second by lines 50 ms apart.
 pub const STORED_NEWS_MAX: usize = 1_000;
 
-/// How long an id that a tenant names and nobody knows may be on its way from another gateway: some of its
-/// lines.
+/// How long an id that a tenant names and this gateway does not know may be on its way from another one: some
+/// of its lines.
 pub const STORED_NEWS_PATIENCE: Duration = Duration::from_millis(200);
 
 /// What one worker may list: 4,000 files at 500 bytes each.

@@ -1,4 +1,5 @@
-//! Bounds of what is learned of workers and of other gateways: probes, faults, metrics, KV events, lists of workers.
+//! Bounds of what is learned of workers and of other gateways: probes, faults, metrics, KV events, lists of
+//! workers.
 
 use std::{ops::RangeInclusive, time::Duration};
 
@@ -12,7 +13,7 @@ pub const FAULT_LINES_PER_MINUTE: f64 = 60.0;
 /// Time in which the workers come together that this line counts, and time from one such line to the next.
 pub const FAULT_SUMMARY_AFTER: Duration = Duration::from_secs(10);
 
-/// See [`FAULT_SUMMARY_AFTER`].
+/// Time from one line that counts the workers without a line to the next ([`FAULT_SUMMARY_AFTER`]).
 pub const FAULT_SUMMARY_EVERY: Duration = Duration::from_secs(60);
 
 /// Bytes of what a worker says (a redirect's target) that are shown in a fault.
@@ -99,7 +100,8 @@ pub const KUBERNETES_PAUSE: (Duration, Duration) = (Duration::from_millis(200), 
 /// moves from one slice to another is in neither for the time between two writes of the API server.
 pub const KUBERNETES_MOVE_TIME: Duration = Duration::from_secs(2);
 
-/// Time between two looks at which pod is worth least: it asks nobody but once in a third of a Lease's time.
+/// Time between two looks at which pod is worth least. At each one a gateway without the Lease asks the API
+/// server for it; the gateway that has it asks once in a third of its time, and where the mark moves.
 pub const KUBERNETES_MARK_LOOK: Duration = Duration::from_secs(1);
 
 /// Time between two changes of that mark, each of which is a write to two pods that every controller reads.

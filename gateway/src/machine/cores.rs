@@ -32,7 +32,8 @@ thread_local! {
     static HERE: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// The threads. They end when nobody has them any more: neither a listener nor a connection that they serve.
+/// The threads. They end when nothing holds them any more: neither a listener nor a connection that they
+/// serve.
 #[derive(Debug)]
 pub struct Cores(Box<[Core]>);
 
@@ -51,7 +52,7 @@ struct Task {
 }
 
 impl Cores {
-    /// So many threads.
+    /// Starts so many threads, named `keyway-core-0` and so on, each with a runtime of its own.
     pub fn start(count: usize) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self((0..count).map(Core::start).collect::<io::Result<_>>()?)))
     }
@@ -140,12 +141,12 @@ pub struct PerCore<T> {
 struct Line<T>(T);
 
 impl<T> PerCore<T> {
-    /// This thread's.
+    /// The one of this core's thread; other threads have one in common.
     pub fn here(&self) -> &T {
         &HERE.get().and_then(|core| self.cores.get(core)).unwrap_or(&self.elsewhere).0
     }
 
-    /// All of them.
+    /// Those of all cores, and last the one for all other threads.
     pub fn all(&self) -> impl Iterator<Item = &T> {
         self.cores.iter().chain([&self.elsewhere]).map(|line| &line.0)
     }

@@ -90,7 +90,7 @@ pub struct Shortages {
 }
 
 impl Shortages {
-    /// Counts here.
+    /// Counts shortages in `counted`, by resource; reads the host's limits now.
     pub fn new(counted: IntCounterVec) -> Self {
         Self { counted, said: Arc::default(), limits: Arc::new(Shortage::ALL.map(host_limit)) }
     }

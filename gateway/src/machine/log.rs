@@ -1,5 +1,5 @@
-//! The log on stderr, as [`Lines`]: a pipe that nobody reads or a disk that hangs holds up no request, and
-//! lost lines are counted.
+//! The log on stderr, as [`Lines`]: a pipe that no process reads or a disk that hangs holds up no request,
+//! and lost lines are counted.
 
 use std::{
     io::{self, IsTerminal},
@@ -19,7 +19,7 @@ use crate::limits::LOG_QUEUE_BYTES;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For people.
+    /// For people to read, in colour on a terminal.
     #[default]
     Text,
     /// One JSON object a line.

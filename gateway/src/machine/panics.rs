@@ -1,6 +1,6 @@
-//! Panics, each of which is a bug: counted once and logged once, whoever stops it and wherever. Of its text
-//! only what stands in the source is logged, because what is formatted into it may be a prompt. What becomes
-//! of the request is the stack's business and the body's.
+//! Panics, each of which is a bug: counted once and logged once, wherever it is stopped. Of its text only
+//! what stands in the source is logged, because what is formatted into it may be a prompt. What becomes of
+//! the request is the stack's business and the body's.
 
 use std::{
     any::Any,

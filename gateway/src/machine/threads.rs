@@ -64,8 +64,8 @@ impl Threads {
         Ok(threads)
     }
 
-    /// Has `job` done, slice by slice, until it gives a result; `None` if there is no place for it. What
-    /// nobody waits for any more is given up; of a job that panics nothing comes.
+    /// Has `job` done, slice by slice, until it gives a result; `None` if there is no place for it. One whose
+    /// result no task waits for any more is given up; of a job that panics nothing comes.
     pub(crate) fn run<T: Send + 'static>(
         &self,
         mut job: impl FnMut() -> Option<T> + Send + 'static,
@@ -77,7 +77,7 @@ impl Threads {
                 return false;
             }
             let Some(value) = job() else { return true };
-            // Nobody there: the client has left.
+            // No receiver means that the client has left.
             done.take().map(|done| done.send(value));
             false
         };
@@ -94,7 +94,7 @@ impl Threads {
 }
 
 impl Threads {
-    /// Has `job` done some time, though nobody waits for it.
+    /// Has `job` done some time, though no task waits for it.
     pub(crate) fn later(&self, job: impl FnOnce() + Send + 'static) {
         let mut job = Some(job);
         let whole = move || {

@@ -7,9 +7,10 @@ use super::Declare;
 /// Handles of these series.
 #[derive(Debug)]
 pub struct CacheMetrics {
-    /// `keyway_index_expected_blocks`.
+    /// `keyway_index_expected_blocks`: under way at workers with KV events, and not announced yet.
     pub index_expected: IntGauge,
-    /// `keyway_worker_cached_blocks{worker}`.
+    /// `keyway_worker_cached_blocks{worker}`: what the index believes it to hold, blocks of text and of
+    /// tokens.
     pub worker_blocks: IntGaugeVec,
     /// `keyway_worker_cache_capacity_tokens{worker}`: 0 where it is unknown.
     pub worker_capacity: IntGaugeVec,
@@ -22,26 +23,30 @@ pub struct CacheMetrics {
     /// `keyway_token_keyer_requests_total{model,outcome}`: `tokens`, or why not
     /// ([`crate::prompt::text::Unknown`]).
     pub token_keyer: IntCounterVec,
-    /// `keyway_decision_log_lines_total{outcome="written|dropped|failed"}`.
+    /// `keyway_decision_log_lines_total{outcome="written|dropped|failed"}`: dropped where the file was too
+    /// slow.
     pub decision_log: IntCounterVec,
-    /// `keyway_kv_events_trusted{worker}`.
+    /// `keyway_kv_events_trusted{worker}`: 1 where the index holds exactly what its events say, else 0.
     pub kv_trusted: IntGaugeVec,
-    /// `keyway_kv_event_batches_total{worker,source="live|replay"}`.
+    /// `keyway_kv_event_batches_total{worker,source="live|replay"}`: batches received, live or asked for
+    /// again.
     pub kv_batches: IntCounterVec,
-    /// `keyway_kv_event_problems_total{worker,kind}`.
+    /// `keyway_kv_event_problems_total{worker,kind}`: gaps, restarts, and what could not be read or placed.
     pub kv_problems: IntCounterVec,
-    /// `keyway_kv_replays_total{worker,outcome="complete|given_up"}`.
+    /// `keyway_kv_replays_total{worker,outcome="complete|given_up"}`: requests for events that were missed.
     pub kv_replays: IntCounterVec,
-    /// `keyway_kv_event_lag_seconds{worker}`.
+    /// `keyway_kv_event_lag_seconds{worker}`: age of its last live batch when that came, by its own time
+    /// stamp.
     pub kv_lag: GaugeVec,
 }
 
 /// Handles of the series of prompts that leave their session's past.
 #[derive(Debug, Clone)]
 pub struct DriftMetrics {
-    /// `keyway_prompt_drifts_total{model,field}`.
+    /// `keyway_prompt_drifts_total{model,field}`: prompts that stopped repeating their session's past, by the
+    /// field that changed.
     pub prompts: IntCounterVec,
-    /// `keyway_prompt_drift_bytes_total{model}`.
+    /// `keyway_prompt_drift_bytes_total{model}`: bytes of that past that they did not repeat.
     pub bytes: IntCounterVec,
 }
 
@@ -65,13 +70,16 @@ impl DriftMetrics {
 /// Handles of the series of what was predicted of workers' caches.
 #[derive(Debug)]
 pub struct TruthMetrics {
-    /// `keyway_predictions_total{worker,result="right|over|under"}`.
+    /// `keyway_predictions_total{worker,result="right|over|under"}`: answers, by whether about as many tokens
+    /// were cached as predicted.
     pub predictions: IntCounterVec,
-    /// `keyway_prediction_misses_total{worker,cause}`.
+    /// `keyway_prediction_misses_total{worker,cause}`: predictions that were not right, by why.
     pub misses: IntCounterVec,
-    /// `keyway_predictions_uncounted_total{worker,cause}`.
+    /// `keyway_predictions_uncounted_total{worker,cause}`: answers that do not tell whether their prediction
+    /// was right, by why.
     pub uncounted: IntCounterVec,
-    /// `keyway_prediction_error_tokens_total{worker,direction="over|under"}`.
+    /// `keyway_prediction_error_tokens_total{worker,direction="over|under"}`: tokens by which predictions
+    /// were too high or too low.
     pub prediction_error: IntCounterVec,
 }
 

@@ -7,15 +7,18 @@ use super::Declare;
 /// Handles of these series.
 #[derive(Debug)]
 pub struct FleetMetrics {
-    /// `keyway_fleet_workers{state}`.
+    /// `keyway_fleet_workers{state}`: joining, ready, paused, down or draining; set before each scrape.
     pub workers: IntGaugeVec,
-    /// `keyway_probe_failures_total{worker,cause}`.
+    /// `keyway_probe_failures_total{worker,cause}`: probes that found a fault, by its
+    /// [`crate::fleet::Cause`].
     pub probe_failures: IntCounterVec,
-    /// `keyway_discovery_updates_total{source,outcome="ok|failed"}`.
+    /// `keyway_discovery_updates_total{source,outcome="ok|failed"}`: looks at a list; one that fails changes
+    /// nothing.
     pub discovery: IntCounterVec,
-    /// `keyway_worker_refusals_total{worker,cause="busy|lost|failed|rejected|error_event"}`.
+    /// `keyway_worker_refusals_total{worker,cause="busy|lost|failed|rejected|error_event"}`: requests that it
+    /// refused or failed before their first token.
     pub refusals: IntCounterVec,
-    /// `keyway_worker_misconfigured{worker}`.
+    /// `keyway_worker_misconfigured{worker}`: 1 where it refuses what others serve, and serves nothing.
     pub misconfigured: IntGaugeVec,
 }
 

@@ -11,7 +11,7 @@ use crate::{
 /// Handles of these series.
 #[derive(Debug)]
 pub struct LifecycleMetrics {
-    /// `keyway_config_reloads_total{outcome="applied|refused"}`.
+    /// `keyway_config_reloads_total{outcome="applied|refused"}`: times that the configuration was read again.
     pub reloads: IntCounterVec,
     /// `keyway_config_last_reload_ok`: 0 while the file in place is one that was refused.
     pub last_reload_ok: IntGauge,
@@ -35,9 +35,9 @@ pub struct CertificateMetrics {
 /// When a certificate is good: seconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Validity {
-    /// From then on.
+    /// The second from which on it is good (`notBefore`).
     pub start: i64,
-    /// Until then.
+    /// The second until which it is good (`notAfter`).
     pub expiry: i64,
 }
 

@@ -38,7 +38,7 @@ pub enum Obstacle {
 }
 
 impl Obstacle {
-    /// All of them.
+    /// Every obstacle, so that each has a series from the start.
     pub const ALL: [Self; 16] = [
         Self::Off,
         Self::Path,

@@ -7,7 +7,7 @@ use super::Declare;
 const HEARD: &str = "heard";
 const SILENT: &str = "silent";
 
-/// `keyway_peers{state="heard|silent"}`.
+/// `keyway_peers{state="heard|silent"}`: addresses of other gateways that tell what they have, or do not.
 #[derive(Debug, Clone)]
 pub struct PeerStates(IntGaugeVec);
 
@@ -38,12 +38,12 @@ impl PeerStates {
 }
 
 impl PeerState {
-    /// It speaks.
+    /// It has begun to tell what its gateway has at each worker.
     pub fn heard(&mut self) {
         self.is(Some(HEARD));
     }
 
-    /// It does not.
+    /// No connection to it could be made, or the one there was ended.
     pub fn silent(&mut self) {
         self.is(Some(SILENT));
     }

@@ -83,7 +83,7 @@ impl ModelSeries {
         })
     }
 
-    /// Its label.
+    /// The value of `model` in its series: a name of the fleet's, `other` or `none`.
     pub fn label(&self) -> &str {
         &self.label
     }
@@ -98,12 +98,12 @@ impl ModelSeries {
         }
     }
 
-    /// `keyway_time_to_first_token_seconds`.
+    /// `keyway_time_to_first_token_seconds`: from a request's head to its first generated content.
     pub fn ttft(&self) -> &Histogram {
         self.ttft.get_or_init(|| self.families.ttft.with_label_values(&[self.label.as_str()]))
     }
 
-    /// `keyway_inter_token_latency_seconds`.
+    /// `keyway_inter_token_latency_seconds`: between two events of a stream.
     pub fn itl(&self) -> &Histogram {
         self.itl.get_or_init(|| self.families.itl.with_label_values(&[self.label.as_str()]))
     }

@@ -14,7 +14,8 @@ pub struct WorkerSeries {
     /// `keyway_requests_in_flight{worker}`. Added to and subtracted from, never set: two answers may end at
     /// once.
     pub in_flight: IntGauge,
-    /// `keyway_waiting_prefill_tokens{worker}`, likewise.
+    /// `keyway_waiting_prefill_tokens{worker}`, likewise: uncached prompt tokens whose first token is
+    /// awaited.
     pub waiting_prefill_tokens: IntGauge,
     picks: Counters<{ Reason::COUNT }>,
     predictions: Counters<3>,
@@ -24,11 +25,11 @@ pub struct WorkerSeries {
 /// How a prediction of cached tokens came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Prediction {
-    /// Within a block.
+    /// As many were cached as predicted, give or take a block.
     Right,
-    /// More were predicted.
+    /// More were predicted than the worker found cached.
     Over,
-    /// Fewer were predicted.
+    /// Fewer were predicted than the worker found cached.
     Under,
 }
 

@@ -10,9 +10,9 @@ pub struct Family {
     pub name: String,
     /// `counter`, `gauge` or `histogram`.
     pub kind: &'static str,
-    /// Its labels.
+    /// Names of its labels; none where it is a single series.
     pub labels: Vec<String>,
-    /// What it says.
+    /// What it counts or measures, as `# HELP` says it.
     pub help: String,
 }
 

@@ -7,9 +7,9 @@ use super::{Declare, Obstacle};
 /// Handles of these series.
 #[derive(Debug)]
 pub struct ResumeMetrics {
-    /// `keyway_streams_resumed_total{how="restart|exact|text"}`.
+    /// `keyway_streams_resumed_total{how="restart|exact|text"}`: times that another worker went on with one.
     pub resumed: IntCounterVec,
-    /// `keyway_streams_not_resumed_total{reason}`.
+    /// `keyway_streams_not_resumed_total{reason}`: those that broke off and ended there, by [`Obstacle`].
     pub not_resumed: IntCounterVec,
     /// `keyway_resume_bytes`: an in-flight gauge, 0 when nothing is in flight.
     pub bytes: IntGauge,

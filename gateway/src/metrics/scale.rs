@@ -8,40 +8,42 @@ use super::Declare;
 /// Handles of these series.
 #[derive(Debug)]
 pub struct ScaleMetrics {
-    /// `keyway_desired_workers{model}`: the result.
+    /// `keyway_desired_workers{model}`: the result, by what this gateway alone sees.
     pub desired: IntGaugeVec,
     /// `keyway_scale_term_workers{model,term="prefill|backlog|decode|kv"}`: of this gateway alone; add them
     /// up.
     pub terms: GaugeVec,
-    /// `keyway_scale_need_workers{model}`.
+    /// `keyway_scale_need_workers{model}`: what the terms come to, correction included, before bounds.
     pub need: GaugeVec,
-    /// `keyway_scale_correction_ratio{model}`.
+    /// `keyway_scale_correction_ratio{model}`: factor on the terms that missed SLOs have taught; at least 1.
     pub correction: GaugeVec,
-    /// `keyway_scale_margin_ratio{model}`.
+    /// `keyway_scale_margin_ratio{model}`: factor from workers needed to those that let one be given up.
     pub margin: GaugeVec,
-    /// `keyway_scale_guard_workers{model}`.
+    /// `keyway_scale_guard_workers{model}`: what the SLO guard asks for; 0 where the SLO is met.
     pub guard: IntGaugeVec,
-    /// `keyway_scale_peak_workers{model}`.
+    /// `keyway_scale_peak_workers{model}`: the most that were needed with a margin during the scale-in time.
     pub peak: IntGaugeVec,
-    /// `keyway_scale_bound_workers{model,bound="min|max"}`.
+    /// `keyway_scale_bound_workers{model,bound="min|max"}`: fewest and most, as the operator configured them.
     pub bounds: IntGaugeVec,
     /// `keyway_scale_reason{model,reason}`: 1 for the one in force.
     pub reason: IntGaugeVec,
-    /// `keyway_scale_workers{model,state="ready|starting"}`.
+    /// `keyway_scale_workers{model,state="ready|starting"}`: those that take requests, and those that do not
+    /// yet.
     pub workers: IntGaugeVec,
-    /// `keyway_scale_uncached_tokens_per_second{model}`.
+    /// `keyway_scale_uncached_tokens_per_second{model}`: uncached prompt tokens that came lately.
     pub uncached: GaugeVec,
-    /// `keyway_scale_prefill_tokens_per_second{model}`.
+    /// `keyway_scale_prefill_tokens_per_second{model}`: what one worker computes, as the sum takes it.
     pub rate: GaugeVec,
     /// `keyway_scale_backlog_tokens{model}`: an in-flight gauge.
     pub backlog: GaugeVec,
-    /// `keyway_scale_ttft_slo_seconds{model}`.
+    /// `keyway_scale_ttft_slo_seconds{model}`: time to first token that nine of ten streams are to keep.
     pub slo: GaugeVec,
     /// `keyway_scale_waiting_requests{model}`: an in-flight gauge.
     pub waiting: IntGaugeVec,
-    /// `keyway_scale_waits_total{model,outcome="served|timed_out|refused|left"}`.
+    /// `keyway_scale_waits_total{model,outcome="served|timed_out|refused|left"}`: requests that met a model
+    /// without a worker, by what became of them.
     pub waits: IntCounterVec,
-    /// `keyway_external_scaler_calls_total{method,outcome="ok|failed"}`.
+    /// `keyway_external_scaler_calls_total{method,outcome="ok|failed"}`: KEDA's calls, by method.
     pub external_calls: IntCounterVec,
 }
 

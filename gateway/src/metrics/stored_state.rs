@@ -7,9 +7,9 @@ use super::Declare;
 /// Handles of these series.
 #[derive(Debug, Clone)]
 pub struct StoredStateMetrics {
-    /// `keyway_stored_ids`.
+    /// `keyway_stored_ids`: ids of stored responses, files and the like whose worker is known.
     pub ids: IntGauge,
-    /// `keyway_stored_state_requests_total{outcome}`.
+    /// `keyway_stored_state_requests_total{outcome}`: requests that name what is stored, by what was found.
     pub requests: IntCounterVec,
 }
 

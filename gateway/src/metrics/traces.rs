@@ -7,7 +7,7 @@ use super::Declare;
 /// Handles of these series.
 #[derive(Debug)]
 pub struct TraceMetrics {
-    /// `keyway_trace_spans_total{outcome="sent|failed|dropped"}`.
+    /// `keyway_trace_spans_total{outcome="sent|failed|dropped"}`: dropped where the queue was full.
     pub spans: IntCounterVec,
 }
 

@@ -1,4 +1,4 @@
-//! Whether somebody listens at a worker's port, by a connection that is closed at once. It says which step
+//! Whether a process listens at a worker's port, by a connection that is closed at once. It says which step
 //! failed, and whether that can be held against the worker.
 
 use std::{
@@ -26,7 +26,7 @@ pub enum Unreached {
 }
 
 impl Unreached {
-    /// Whether a connection was refused, or nobody is at the address: then nobody listens.
+    /// Whether a connection was refused, or no host is at the address: then no process listens.
     pub fn is_refusal(&self) -> bool {
         use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, HostUnreachable};
         let refuses = [ConnectionAborted, ConnectionRefused, ConnectionReset, HostUnreachable];
@@ -113,8 +113,8 @@ impl Port {
     }
 }
 
-/// Whether a server speaks TLS, by its answer to a greeting. Nobody's certificate is believed, as none is
-/// needed to know.
+/// Whether a server speaks TLS, by its answer to a greeting. No certificate is believed, as none is needed to
+/// know.
 pub async fn speaks_tls(host: &str, port: u16, patience: Duration) -> bool {
     let Some(config) = tls::believes_nobody() else { return false };
     let name =

@@ -31,13 +31,13 @@ impl TcpListener {
         net::TcpListener::bind(addr).await.map(Self)
     }
 
-    /// The next connection.
+    /// Waits for the next connection; returns it with its peer's address.
     pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let (stream, peer) = self.0.accept().await?;
         Ok((TcpStream(Box::new(stream)), peer))
     }
 
-    /// Where it listens.
+    /// The simulated address and port that it is bound to.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.0.local_addr()
     }

@@ -14,9 +14,9 @@ use super::TcpStream;
 /// Bytes to and from a worker.
 #[derive(Debug)]
 pub enum Stream {
-    /// As they are.
+    /// As they are, where the worker's URL begins with `http://`.
     Plain(TcpStream),
-    /// Encrypted.
+    /// Encrypted, where the worker's URL begins with `https://`.
     Tls(Box<TlsStream<TcpStream>>),
 }
 

@@ -1,6 +1,6 @@
 //! The seam for ZMQ: a worker's live stream of KV events, and its replays. Whole messages in and out; what
-//! they mean is `kv_events.rs`'s. A lost connection ends a stream: whoever owns it connects anew and knows
-//! that something was missed.
+//! they mean is `kv_events.rs`'s. A lost connection ends a stream: its owner connects anew and knows that
+//! something was missed.
 
 use std::{fmt, io, time::Duration};
 
@@ -24,7 +24,7 @@ const BOUNDS: Bounds = Bounds { message_bytes: 4 << 20, frames: 8 };
 /// Bytes for which room is made before each read.
 const READ_BYTES: usize = 64 << 10;
 
-/// A connected socket.
+/// A connection that speaks ZMTP, used once the peer is ready.
 struct Link {
     stream: TcpStream,
     reader: Reader,
@@ -126,19 +126,19 @@ impl fmt::Debug for LiveStream {
 /// How a request is made and how long is waited.
 #[derive(Debug, Clone)]
 pub struct Ask {
-    /// Where to.
+    /// The worker's replay socket, as `tcp://HOST:PORT`.
     pub endpoint: String,
     /// What a DEALER sends.
     pub request: [Vec<u8>; 2],
     /// Before anything is done.
     pub pause: Duration,
-    /// For the connection.
+    /// Longest time until the connection is open and the peer is ready.
     pub connect_timeout: Duration,
-    /// For each reply.
+    /// Longest time until each reply; after it the replies end with an error.
     pub reply_timeout: Duration,
 }
 
-/// The replies to a request. An error ends them; otherwise whoever reads them knows the last one.
+/// The replies to a request. An error ends them; otherwise their reader knows the last one.
 pub fn ask(ask: Ask) -> BoxStream<'static, io::Result<Frames>> {
     stream::try_unfold((None, ask), |(link, ask)| async move {
         let mut link = match link {

@@ -136,7 +136,7 @@ pub fn in_utf8(headers: &HeaderMap) -> Option<HeaderValue> {
     HeaderValue::from_bytes(kind[..parameters].trim_ascii_end()).ok()
 }
 
-/// The `Content-Type`.
+/// The `Content-Type` as it is written; of several the first.
 pub fn kind(headers: &HeaderMap) -> Option<&[u8]> {
     headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes)
 }

@@ -28,7 +28,7 @@ use crate::{
 const KNOWN_FIELDS: [&str; 8] =
     ["role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "type"];
 
-/// Follows sessions.
+/// Follows sessions in a bounded memory, and says where a prompt leaves its session's past.
 #[derive(Debug)]
 pub struct DriftDoctor {
     sessions: Mutex<Sessions>,
@@ -39,7 +39,7 @@ pub struct DriftDoctor {
 /// Where a prompt left its session's past.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Diagnosis {
-    /// Such as `messages[0].content`.
+    /// The field that changed, such as `messages[0].content`; `?` where it cannot be found.
     pub field: String,
     /// The change begins so many bytes into the field, or behind that within a block.
     pub offset: u64,
@@ -158,7 +158,7 @@ fn ignore_name(place: PromptField<'_>) -> Option<String> {
     }
 }
 
-/// A closed set.
+/// The field's kind for metrics: a closed set, so that clients cannot make series.
 fn kind_of(place: PromptField<'_>, role: Option<&str>) -> &'static str {
     match (place, role) {
         (PromptField::Model, _) => "model",

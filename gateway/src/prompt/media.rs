@@ -15,11 +15,11 @@ use crate::{
 /// What an item is; each kind has tokens in a measure of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MediaKind {
-    /// A picture.
+    /// A picture; its tokens follow from its size in pixels.
     Image,
-    /// A sound.
+    /// A sound; its tokens follow from how long it is.
     Audio,
-    /// A film.
+    /// A film; its tokens are taken from its bytes.
     Video,
     /// Anything else, mostly a document.
     File,
@@ -33,7 +33,7 @@ pub const KINDS: usize = 4;
 pub struct Found<'a> {
     /// Its value, as it is written: what tells it from others.
     pub raw: &'a str,
-    /// What it is.
+    /// What it is, by the field's name or the media type in its first bytes.
     pub kind: MediaKind,
 }
 

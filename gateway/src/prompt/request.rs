@@ -202,11 +202,11 @@ pub enum StreamOptions {
     /// The body is no object.
     #[default]
     Unclear,
-    /// Several times.
+    /// Several times, so that two readers could take different ones.
     Twice,
     /// Nowhere; its fields begin at this byte.
     Nowhere(usize),
-    /// The value's bytes.
+    /// Once: the bytes of the body that hold its value.
     At(Range<usize>),
 }
 
@@ -217,7 +217,7 @@ pub struct Talk {
     pub cache_key: u64,
     /// `user` or what else names who asks, hashed; 0 if there is none.
     pub user: u64,
-    /// Its first message by a user, hashed, if that is long enough to be nobody else's.
+    /// Its first message by a user, hashed, if that is long enough to be no other conversation's.
     pub opening: Option<u64>,
     /// Canonical bytes before its last message.
     pub settled_bytes: u64,

@@ -8,8 +8,8 @@ use keyway_wire::block_hash::{Chain, HashKey};
 use crate::prompt::request::RequestInfo;
 
 /// Headers by which agents and their frameworks name a session: Codex (`session-id`, `session_id`), Claude
-/// Code, OpenCode (`x-session-affinity`), Dynamo, llm-d (`x-session-token`), and whoever has none of their
-/// own.
+/// Code, OpenCode (`x-session-affinity`), Dynamo, llm-d (`x-session-token`), and clients that have none of
+/// their own.
 static HEADERS: [HeaderName; 7] = [
     HeaderName::from_static("x-session-id"),
     HeaderName::from_static("session-id"),
@@ -20,19 +20,19 @@ static HEADERS: [HeaderName; 7] = [
     HeaderName::from_static("x-session-token"),
 ];
 
-/// A session's name.
+/// A session as routing knows it: a hash, and what of the request it is from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Session {
     /// Keyed by the tenant's salt and the secret of the hashes.
     pub name: u64,
-    /// Who says so.
+    /// What of the request names it.
     pub said_by: SaidBy,
 }
 
 /// What names a session, the surest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SaidBy {
-    /// A header.
+    /// A header that agents send; it names the session alone.
     Header,
     /// `prompt_cache_key`, with the conversation's first message: one key often stands for a whole
     /// application.

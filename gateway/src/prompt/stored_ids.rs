@@ -57,19 +57,19 @@ const FIELDS: [(&str, StoredKind); 14] = [
 /// What an id is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoredKind {
-    /// `/v1/responses`
+    /// `/v1/responses`; requests name them in `previous_response_id` or `response_id`.
     Response,
-    /// `/v1/conversations`
+    /// `/v1/conversations`; requests name them in `conversation` or `conversation_id`.
     Conversation,
-    /// `/v1/files`
+    /// `/v1/files`; requests name them in `file_id`, `input_file_id`, `training_file` or `validation_file`.
     File,
-    /// `/v1/batches`
+    /// `/v1/batches`; requests name them in `batch_id`.
     Batch,
-    /// `/v1/assistants`
+    /// `/v1/assistants`; requests name them in `assistant_id`.
     Assistant,
-    /// `/v1/threads`
+    /// `/v1/threads`; requests name them in `thread_id`.
     Thread,
-    /// `/v1/vector_stores`
+    /// `/v1/vector_stores`; requests name them in `vector_store_id`.
     VectorStore,
     /// Something else; maybe nothing that is stored.
     Other,
@@ -100,7 +100,7 @@ impl<'a> Named<'a> {
 pub struct Reference {
     /// What it is of.
     pub kind: StoredKind,
-    /// The id.
+    /// The id as the body has it, not empty and of bounded length.
     pub id: String,
 }
 
@@ -109,9 +109,9 @@ pub struct Reference {
 pub struct StoredPath<'a> {
     /// The collection's own path.
     pub collection: &'a str,
-    /// The id.
+    /// The id behind the collection; `None` where there is none, or an action in its place.
     pub id: Option<&'a str>,
-    /// What follows it.
+    /// What follows the id or the action, without the slash before it; often empty.
     pub rest: &'a str,
     /// Whether something is done with the collection, in the id's place.
     action: bool,

@@ -34,7 +34,7 @@ const BUILTIN: &str = "builtin";
 /// Stands there for a model of random weights, whose tokens are bytes.
 const RANDOM: &str = "random";
 
-/// A prompt's tokens.
+/// The tokens of a request's prompt, as the engine will have them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenPrompt {
     /// Of the prompt, or the first of several.

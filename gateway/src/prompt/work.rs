@@ -1,6 +1,6 @@
 //! What a request makes its worker compute, as its path says. A prompt is taken to stay in a worker's prefix
 //! cache only where it is known to: what counts tokens, embeds, scores or judges leaves nothing there that a
-//! chat could use, and a path that nobody here knows is no reason to send a conversation anywhere.
+//! chat could use, and a path that is not known here is no reason to send a conversation anywhere.
 
 use http::Method;
 

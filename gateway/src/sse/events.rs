@@ -10,7 +10,7 @@ use std::borrow::Cow;
 /// A mark that may stand before the first event of a stream, and is no part of it.
 const BOM: &[u8] = b"\xEF\xBB\xBF";
 
-/// One event.
+/// One event of a stream: its bytes, its name and its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event<'a> {
     /// Its bytes as they came, comments and line ends included.
@@ -27,7 +27,7 @@ pub fn events(bytes: &[u8]) -> Events<'_> {
     Events { rest: bytes }
 }
 
-/// See [`events`].
+/// Goes through events one by one ([`events`] makes it); copies only data of several lines.
 #[derive(Debug, Clone)]
 pub struct Events<'a> {
     rest: &'a [u8],

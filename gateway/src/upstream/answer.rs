@@ -33,10 +33,10 @@ enum Kind {
 /// Why an answer broke off.
 #[derive(Debug, Error)]
 pub enum AnswerError {
-    /// Over HTTP/1.1.
+    /// Over HTTP/1.1, on a connection that served it alone.
     #[error(transparent)]
     Own(#[from] Http1Error),
-    /// Over HTTP/2.
+    /// Over HTTP/2, on a connection that others share.
     #[error(transparent)]
     Shared(#[from] h2::Error),
 }

@@ -1,5 +1,5 @@
-//! Why a worker gave no answer, and whose fault that is: the worker's, nobody's, or the gateway's own. Causes
-//! are for people and hold nothing of what either side sent.
+//! Why a worker gave no answer, and whose fault that is: the worker's, neither side's, or the gateway's own.
+//! Causes are for people and hold nothing of what either side sent.
 
 use std::{borrow::Cow, fmt, io};
 
@@ -15,7 +15,8 @@ pub enum SendError {
     Lost(FailureCause),
     /// The worker says that it has not begun the request, and will not (HTTP/2).
     Refused,
-    /// A kept connection was closed as the request went out, and it must not be sent twice. Nobody's fault.
+    /// A kept connection was closed as the request went out, and it must not be sent twice. Neither side's
+    /// fault.
     Raced,
     /// The gateway itself could open no connection. The worker has not been asked.
     Local(Shortage),

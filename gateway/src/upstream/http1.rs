@@ -1,7 +1,7 @@
-//! One HTTP/1.1 connection to a worker, for one request at a time, driven by whoever waits for its answer: no
-//! task, no channel and no copy stands between the socket and the answer's body. It reads when it is asked
-//! for more and not before, so a slow client slows its worker. Who gets the connection next is `origin.rs`'
-//! business.
+//! One HTTP/1.1 connection to a worker, for one request at a time, driven by the request that waits for its
+//! answer: no task, no channel and no copy stands between the socket and the answer's body. It reads when it
+//! is asked for more and not before, so a slow client slows its worker. Who gets the connection next is
+//! `origin.rs`' business.
 
 mod body;
 mod chunked;

@@ -1,6 +1,6 @@
-//! Connections of HTTP/1.1 that wait for a request, of one worker and one core. Whoever closes one is noticed
-//! at once: its descriptor is given back then, and the pool learns after how long this worker closes idle
-//! connections.
+//! Connections of HTTP/1.1 that wait for a request, of one worker and one core. A worker that closes one is
+//! noticed at once: its descriptor is given back then, and the pool learns after how long this worker closes
+//! idle connections.
 
 use std::{
     collections::VecDeque,
@@ -94,7 +94,7 @@ impl Idle {
             }
         }
         *links = stay;
-        // To close a socket is a call of the kernel each: nobody waits for the lock meanwhile.
+        // To close a socket is a call of the kernel each: no request waits for the lock meanwhile.
         drop(links);
         drop(closed);
     }

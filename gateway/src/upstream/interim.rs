@@ -10,7 +10,7 @@ pub(super) struct Interim {
 }
 
 impl Interim {
-    /// Before the first.
+    /// All that one request's worker may send, before its first one.
     pub(super) fn new() -> Self {
         const { assert!(INTERIM_ANSWERS_BYTES / INTERIM_ANSWER_BYTES_MIN <= u8::MAX as usize) };
         Self { left: (INTERIM_ANSWERS_BYTES / INTERIM_ANSWER_BYTES_MIN) as u8 }

@@ -22,11 +22,11 @@ pub(super) struct Links {
 
 /// The right to open a connection, or what spares it.
 pub(super) enum Turn<'a> {
-    /// Somebody else has opened one meanwhile.
+    /// Another task has opened one meanwhile.
     Place(Place),
-    /// Somebody else has tried in vain meanwhile.
+    /// Another task has tried in vain meanwhile.
     Failed(SendError),
-    /// Nobody else opens one while this is held.
+    /// No other task opens one while this is held.
     Open(#[allow(dead_code, reason = "held, not read")] tokio::sync::MutexGuard<'a, ()>),
 }
 
@@ -76,7 +76,7 @@ impl Links {
         *failed = (failed.0 + 1, Some(error.clone()));
     }
 
-    /// Closes those that nobody has used for long.
+    /// Closes those that no request has used for long.
     pub(super) fn sweep(&self) {
         self.all.lock().retain(|shared| shared.idle().is_none_or(|idle| idle < POOL_IDLE_TIMEOUT));
     }

@@ -1,5 +1,5 @@
-//! Opening a connection to a worker. Where the gateway itself has no room for one, kept connections that
-//! nobody uses are closed for it, and a client's request waits a moment for one to come free; the worker is
+//! Opening a connection to a worker. Where the gateway itself has no room for one, kept connections that no
+//! request uses are closed for it, and a client's request waits a moment for one to come free; the worker is
 //! not blamed.
 
 use std::io;
@@ -29,7 +29,7 @@ pub(super) struct Opening<'a> {
     pub(super) is_a_client_s: bool,
 }
 
-/// A new connection.
+/// What a request can go out on now, by the protocol that the worker speaks.
 pub(super) enum Opened {
     /// For one request at a time.
     Own(Link),

@@ -92,7 +92,7 @@ impl Origin {
         &self.0.host
     }
 
-    /// Port.
+    /// The URL's port, or the default of its scheme: 80, or 443 with TLS.
     pub fn port(&self) -> u16 {
         self.0.port
     }

@@ -1,6 +1,6 @@
 //! One HTTP/2 connection to a worker, which requests share. Unlike one of HTTP/1.1 it has a task of its own,
-//! since nobody's request may hold up another's: the task moves bytes, each stream waits in a window of its
-//! own until its client takes it. Which connection a request gets is not decided here (`upstream/links.rs`).
+//! since no request may hold up another: the task moves bytes, each stream waits in a window of its own until
+//! its client takes it. Which connection a request gets is not decided here (`upstream/links.rs`).
 
 use std::{
     future::poll_fn,
@@ -47,7 +47,7 @@ pub(super) struct Place(Arc<Shared>);
 
 /// What came of asking for a place.
 pub(super) enum Entry {
-    /// It is free.
+    /// One was free, and is taken until this is dropped.
     Free(Place),
     /// As many streams are open as the worker or the gateway allows.
     Full,
@@ -117,7 +117,7 @@ impl Shared {
         Place(Arc::clone(self))
     }
 
-    /// How long nobody has had a place; `None` while somebody has.
+    /// How long no stream has had a place; `None` while one has.
     pub(super) fn idle(&self) -> Option<std::time::Duration> {
         (self.taken.load(Relaxed) == 0).then(|| self.idle_since.lock().elapsed())
     }
@@ -150,7 +150,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // Before the place is free, so that nobody sees a connection that seems idle since long ago.
+        // Before the place is free, so that no sweep sees a connection that seems idle since long ago.
         *self.0.idle_since.lock() = Instant::now();
         self.0.taken.fetch_sub(1, Relaxed);
     }

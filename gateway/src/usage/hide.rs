@@ -20,7 +20,7 @@ pub struct UsageFilter(Mode);
 enum Mode {
     /// It is the client's.
     Pass,
-    /// Nobody asked: shows what the worker says then.
+    /// Neither the client nor the gateway asked: shows what the worker says then.
     Learn { worker: Arc<Worker>, path: String, habit: Habit },
     /// The gateway's own; `nulls`: unasked, chunks say that there is none.
     Hide { nulls: bool },
@@ -69,7 +69,7 @@ impl UsageFilter {
     }
 }
 
-/// A chunk's `usage`.
+/// Where a chunk's `usage` stands in its JSON, and whether it is `null`.
 #[derive(Debug, PartialEq, Eq)]
 struct Mention {
     null: bool,

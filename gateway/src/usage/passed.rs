@@ -29,7 +29,7 @@ const NO_CONTENT: [&str; 13] = [
     "annotations",
 ];
 
-/// Counts a stream.
+/// Counts what of a stream has passed: events with content, and their bytes of text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StreamCount {
     events: u64,
@@ -47,7 +47,7 @@ impl StreamCount {
         }
     }
 
-    /// Tokens so far.
+    /// Tokens so far: one for each event, or the text's bytes as tokens, whichever is more.
     pub fn tokens(&self) -> u64 {
         self.events.max(self.bytes.div_ceil(BYTES_PER_TOKEN))
     }

@@ -16,7 +16,7 @@ use crate::{
 /// What a request may take, in tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Estimate {
-    /// Its prompt's.
+    /// Of its prompt: counted where that was tokenised, else by its bytes; 0 for a form with files.
     pub prompt: u64,
     /// Set aside for its answer.
     pub answer: u64,

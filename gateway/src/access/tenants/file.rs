@@ -24,7 +24,7 @@ pub fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// `[[tenant]]`
+/// `[[tenant]]` in the file of tenants: one tenant, the hashes of its keys and its limits.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TenantTable {

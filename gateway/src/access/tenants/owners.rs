@@ -20,7 +20,7 @@ impl Numbers {
 
     /// One for a tenant of this name.
     pub(super) fn give(&mut self, name: &str) -> Owner {
-        // 0 is nobody.
+        // 0 stands for no tenant.
         let of = |number: u32| (number % u32::from(u8::MAX)) as u8 + 1;
         let wanted = number_of(name) % u32::from(u8::MAX);
         let free = (wanted..wanted + u32::from(u8::MAX)).map(of).find(|number| !self.0[usize::from(*number)]);

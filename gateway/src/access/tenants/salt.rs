@@ -1,7 +1,7 @@
 //! What a tenant's requests become before workers see them. Engines that know `cache_salt` share cached
-//! prefixes only among requests with the same one, so that nobody learns by the time to the first token, or
-//! by the count of cached tokens, what another tenant has asked. The client's own is taken out: it could be
-//! another's. So is what steers the engine.
+//! prefixes only among requests with the same one, so that no tenant learns by the time to the first token,
+//! or by the count of cached tokens, what another tenant has asked. The client's own is taken out: it could
+//! be another's. So is what steers the engine.
 //!
 //! Whatever its path, a body gets the salt unless it is known to need none: engines offer more paths than are
 //! known here.

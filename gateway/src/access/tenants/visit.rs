@@ -23,7 +23,7 @@ pub struct Visit {
 struct Reservation {
     estimate: Estimate,
     tokens: u64,
-    /// A worker was asked: the prompt may have been computed, whoever left since.
+    /// A worker was asked: the prompt may have been computed, even if the client has left since.
     asked: bool,
 }
 
@@ -45,7 +45,7 @@ impl Visit {
         Self { tenant, is_in, reservation: Mutex::new(None) }
     }
 
-    /// Whose it is.
+    /// The tenant whose key the request carried.
     pub fn tenant(&self) -> &Tenant {
         &self.tenant
     }
@@ -55,7 +55,7 @@ impl Visit {
         self.tenant.salt.as_deref()
     }
 
-    /// Whose the blocks of its prompt are in the index. Where tenants share their blocks, nobody's.
+    /// Whose the blocks of its prompt are in the index. Where tenants share their blocks, no tenant's.
     pub fn index_owner(&self) -> Owner {
         if self.tenant.salt.is_some() { self.tenant.owner } else { Owner::NOBODY }
     }

@@ -50,7 +50,7 @@ impl PartialEq for ClientTls {
 }
 
 impl ClientTls {
-    /// Reads the files.
+    /// Reads the files for the first time; changes of theirs are taken over later.
     pub fn load(files: WorkerTls) -> Result<Arc<Self>, TlsError> {
         let changed = changed_at(paths(&files));
         let current = RwLock::new(read(&files)?);

@@ -23,11 +23,11 @@ const STEP_BYTES: usize = 32 << 10;
 /// One that is undone here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Coding {
-    /// `gzip`
+    /// `gzip` or `x-gzip`; may be several of them in a row.
     Gzip,
-    /// `deflate`
+    /// `deflate`, with zlib's head or without: clients send both.
     Deflate,
-    /// `zstd`
+    /// `zstd`, with a bounded window; may be several frames.
     Zstd,
 }
 
@@ -158,7 +158,7 @@ fn inflated(bytes: &[u8], zlib: bool, limit: usize) -> Result<Vec<u8>, Fault> {
     }
 }
 
-/// Frame after frame.
+/// Undoes it frame after frame; `limit` bounds what all of them come to.
 fn zstd(mut bytes: &[u8], limit: usize) -> Result<Vec<u8>, Fault> {
     let mut out = room(limit);
     while !bytes.is_empty() {

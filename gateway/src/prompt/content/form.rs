@@ -12,7 +12,7 @@ use super::{is_in_pairs, is_multipart};
 /// The fields that routing reads; a repeated one counts as its last value, as in the engines' own readers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Form {
-    /// `model`
+    /// The value of the field `model`; `None` where there is none.
     pub model: Option<String>,
     /// Whether `stream` is true.
     pub stream: bool,

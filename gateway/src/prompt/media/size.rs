@@ -16,7 +16,7 @@ const IMAGE_TOKENS: u64 = 1_000;
 const TOKENS_OF_SECOND: u64 = 25;
 /// Bytes of a second where its head does not say: 128 kbit.
 const BYTES_OF_SECOND: u64 = 16_000;
-/// Half a minute.
+/// Tokens of a sound whose bytes did not come along: half a minute's.
 const AUDIO_TOKENS: u64 = 750;
 
 /// A film of which nothing is known: as four pictures.

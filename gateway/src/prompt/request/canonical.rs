@@ -24,13 +24,13 @@ pub(super) const OPENING_PART_BYTES: usize = 2 << 10;
 /// Where a piece of canonical text comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PromptField<'a> {
-    /// `model`
+    /// `model`, which comes first of all.
     Model,
-    /// `system` or `instructions`
+    /// `system` or `instructions`, before tools and messages.
     System,
-    /// `tools`
+    /// `tools` as they are written, before all messages.
     Tools,
-    /// `prompt`, or an `input` that is no list of messages
+    /// `prompt`, or an `input` that is no list of messages.
     Prompt,
     /// A field of a message, or what ends the message.
     Message {
@@ -54,7 +54,7 @@ mod tag {
 
 /// Takes the canonical text, field by field.
 pub(super) trait Sink {
-    /// A message begins.
+    /// A message begins: its fields follow, and then its end.
     fn message(&mut self);
 
     /// A field of a message begins.
@@ -66,7 +66,7 @@ pub(super) trait Sink {
     /// What of a field is no text.
     fn item(&mut self, place: PromptField<'_>, item: &Found<'_>);
 
-    /// The field ends.
+    /// The field ends; `tag` says of which kind it was.
     fn end(&mut self, place: PromptField<'_>, tag: u8);
 
     /// A field that is one text.
@@ -76,7 +76,7 @@ pub(super) trait Sink {
     }
 }
 
-/// Hashes it.
+/// Hashes the canonical text, and notes its items and what tells its conversation from others.
 pub(super) struct Keying {
     pub(super) keyer: TextKeyer,
     pub(super) media: MediaItems,

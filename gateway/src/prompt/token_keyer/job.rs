@@ -19,7 +19,7 @@ use crate::{
 /// where it is cut, and ids of four bytes in a list that grows.
 const TEXT_BYTES_EACH: usize = 16;
 
-/// One request.
+/// One request that becomes tokens, slice by slice.
 #[derive(Debug)]
 pub(super) struct Job {
     model: Arc<Model>,

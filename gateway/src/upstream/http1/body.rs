@@ -58,8 +58,8 @@ impl Body {
         Ok(part)
     }
 
-    /// Goes on to the next chunk, or past the end if that has come too: then nobody need ask again to hear of
-    /// it.
+    /// Goes on to the next chunk, or past the end if that has come too: then the reader need not ask again to
+    /// hear of it.
     pub(super) fn skip(&mut self, read: &mut BytesMut) {
         if let Self::Chunked(chunked) = self {
             chunked.skip(read);

@@ -1,6 +1,6 @@
 //! The head of an answer, and what it says of the body's end and of the connection (RFC 9112, sections 4 to 6
 //! and 9). What two readers could take for two things is refused: several lengths, a length beside chunks,
-//! codings that nobody here undoes.
+//! codings that are not undone here.
 
 use std::{mem::MaybeUninit, time::Duration};
 
@@ -63,7 +63,7 @@ fn parse_one(read: &mut BytesMut) -> Result<Option<(http::Response<()>, Hop, boo
     let reason = head.reason.filter(|reason| status.canonical_reason() != Some(reason)).unwrap_or_default();
     let reason = Bytes::copy_from_slice(reason.as_bytes());
     let is_1_1 = head.version == Some(1);
-    // Where names and values lie; they are cut out of the bytes once these are nobody else's.
+    // Where names and values lie; they are cut out of the bytes once these are split off.
     let start = read.as_ptr() as usize;
     let at = |part: &[u8]| (part.as_ptr() as usize - start, part.len());
     let headers = head.headers.iter();

@@ -16,7 +16,7 @@ use crate::{
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 
-/// What they say.
+/// What an answer's own hop says: of its connection, its codings and its length.
 #[derive(Debug, Default)]
 pub(super) struct Hop {
     closes: bool,
@@ -113,7 +113,7 @@ impl Hop {
                 Err(Http1Error::Malformed("it has a transfer coding beside a length, or in HTTP/1.0"))
             }
             (Codings::Others, _) => Err(Http1Error::Malformed("it has a transfer coding besides chunks")),
-            // Whoever says that a 204 has a body may send it: it must not be taken for the next answer.
+            // A worker that says that a 204 has a body may send it: it must not be taken for the next answer.
             (Codings::Chunked, _) if bodyless => Ok((Body::Ended, !no_content)),
             (Codings::Chunked, _) => Ok((Body::Chunked(Chunked::default()), true)),
         }

@@ -1,5 +1,5 @@
-//! Answers whose bytes are at hand, read as a worker's connection reads them: for fuzzing, and for whoever
-//! has recorded one.
+//! Answers whose bytes are at hand, read as a worker's connection reads them: for fuzzing, and for answers
+//! that were recorded.
 
 use std::{
     io,
@@ -18,7 +18,7 @@ use crate::upstream::Outgoing;
 /// What a client would be told.
 #[derive(Debug)]
 pub struct RecordedAnswer {
-    /// Status and headers.
+    /// Status and headers, without those that concern the hop alone.
     pub head: http::Response<()>,
     /// All of the body.
     pub body: Vec<u8>,
@@ -29,7 +29,7 @@ pub struct RecordedAnswer {
 }
 
 /// Reads the answer to a request with this method from what comes in these pieces. `None`: it waits for more;
-/// whoever `closes` its connection behind the last piece lets none wait.
+/// a connection that `closes` behind the last piece lets none wait.
 ///
 /// # Errors
 /// Why it is no answer.
