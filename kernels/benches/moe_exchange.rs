@@ -27,7 +27,7 @@ mod linux {
     use keyway_kernels::fabric::{Fabric, Phase, Shm};
     use keyway_kernels::matmul::{self, PackedMatrix, WeightType};
     use keyway_kernels::moe::Placement;
-    use keyway_kernels::moe::parallel::{Experts, Parallel, Tokens, capacity_for};
+    use keyway_kernels::moe::parallel::{Experts, LayerTokens, Parallel, capacity_for};
 
     const EXPERTS: usize = 128;
     const TOP: usize = 8;
@@ -226,7 +226,7 @@ mod linux {
             let (x, ids, weights) = routed(tokens);
             let mut out = vec![0.0; x.len()];
             for _ in 0..=rounds {
-                let tokens = Tokens { layer: 0, top: TOP, x: &x, ids: &ids, weights: &weights };
+                let tokens = LayerTokens { layer: 0, top: TOP, x: &x, ids: &ids, weights: &weights };
                 let begin = Instant::now();
                 parallel
                     .run(&single, fabric, &spread, tokens, &mut networks, &mut out, DEADLINE)
@@ -273,7 +273,7 @@ mod linux {
             (vec![0.0; x.len()], Parallel::default(), networks.compute.clone());
         let mut times = Vec::new();
         for _ in 0..=rounds {
-            let tokens = Tokens { layer: 0, top: TOP, x: &x, ids: &ids, weights: &weights };
+            let tokens = LayerTokens { layer: 0, top: TOP, x: &x, ids: &ids, weights: &weights };
             let begin = Instant::now();
             parallel
                 .run(&compute, &mut fabric, whole, tokens, networks, &mut out, DEADLINE)

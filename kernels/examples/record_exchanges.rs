@@ -20,7 +20,7 @@ use keyway_kernels::compute::Compute;
 use keyway_kernels::fabric::Shm;
 use keyway_kernels::fabric::{Cause, Fabric, FabricError, Local, Phase, Tcp};
 use keyway_kernels::moe::Placement;
-use keyway_kernels::moe::parallel::{Experts, Parallel, Tokens, capacity_for};
+use keyway_kernels::moe::parallel::{Experts, LayerTokens, Parallel, capacity_for};
 
 const EXPERTS: usize = 16;
 const WIDTH: usize = 64;
@@ -119,7 +119,7 @@ fn run_rank(inner: Box<dyn Fabric>, file: &Path) {
         let tokens = tokens(rank);
         let ids: Vec<u32> = (0..tokens * top).map(|slot| expert(rank, slot) as u32).collect();
         let (x, weights) = (values(rank * 31 + layer, tokens * WIDTH), values(layer, tokens * top));
-        let tokens = Tokens { layer: layer as u32, top, x: &x, ids: &ids, weights: &weights };
+        let tokens = LayerTokens { layer: layer as u32, top, x: &x, ids: &ids, weights: &weights };
         let mut out = vec![0.0; x.len()];
         let compute = Compute::single();
         let mut experts = Affine(&placement, rank);

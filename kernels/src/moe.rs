@@ -14,7 +14,7 @@ mod plan;
 mod route;
 
 pub use placement::Placement;
-pub use plan::{Part, Plan};
+pub use plan::{ExchangePlan, Part};
 pub use route::{GroupScore, Groups, Routing, Scoring, route, route_oracle};
 
 /// What combining one element of one slot takes one thread, in nanoseconds: decides who computes, nothing

@@ -40,7 +40,7 @@ const STATS: [(&str, Stat); 5] = [
 /// What became of a figure. Times: less is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum Change {
     /// Smaller in the new runs, and chance does not explain it.
     Better,
     /// Larger in the new runs, and chance does not explain it.
@@ -53,7 +53,7 @@ pub enum Verdict {
 
 /// One figure in both runs.
 #[derive(Debug, Clone, Serialize)]
-pub struct Row {
+pub struct ComparedFigure {
     /// Metric and statistic, such as `ttft.p99`: its name in `--fail-on`.
     pub figure: String,
     /// Its value in the base runs, in milliseconds; NaN if they are too short for it.
@@ -67,7 +67,7 @@ pub struct Row {
     /// Chance of a difference as large if there were none.
     pub p: Option<f64>,
     /// With all figures of the comparison in view.
-    pub verdict: Verdict,
+    pub verdict: Change,
 }
 
 /// A figure without an interval.
@@ -93,7 +93,7 @@ pub struct Comparison {
     /// Why the runs should not be trusted, if so.
     pub warnings: Vec<String>,
     /// Times: mean and percentiles of each metric that all the runs have.
-    pub rows: Vec<Row>,
+    pub rows: Vec<ComparedFigure>,
     /// Figures without an interval, such as rates and shares, that at least one side has.
     pub plain: Vec<Plain>,
     /// Gates of `--fail-on` that failed, each with the change found; any of them makes the exit code 4.
@@ -274,7 +274,7 @@ fn pair(a: &mut Vec<Sample>, b: &mut Vec<Sample>) -> bool {
     true
 }
 
-fn rows(a: &[Vec<Sample>], b: &[Vec<Sample>], paired: bool, seed: u64) -> Vec<Row> {
+fn rows(a: &[Vec<Sample>], b: &[Vec<Sample>], paired: bool, seed: u64) -> Vec<ComparedFigure> {
     type Values = fn(&Sample) -> Vec<(f64, u32)>;
     let metrics: [(&str, Values); 5] = [
         ("ttft", |s| single(s.ttft)),
@@ -300,23 +300,23 @@ fn rows(a: &[Vec<Sample>], b: &[Vec<Sample>], paired: bool, seed: u64) -> Vec<Ro
         for ((name, _), difference) in STATS.iter().zip(differences) {
             let figure = format!("{metric}.{name}");
             rows.push(match difference {
-                Some(d) => Row {
+                Some(d) => ComparedFigure {
                     figure,
                     base_ms: d.base,
                     new_ms: d.new,
                     change: d.change(),
                     interval: Some(d.interval),
                     p: Some(d.p),
-                    verdict: Verdict::Same,
+                    verdict: Change::Same,
                 },
-                None => Row {
+                None => ComparedFigure {
                     figure,
                     base_ms: f64::NAN,
                     new_ms: f64::NAN,
                     change: f64::NAN,
                     interval: None,
                     p: None,
-                    verdict: Verdict::TooFew,
+                    verdict: Change::TooFew,
                 },
             });
         }
@@ -328,14 +328,14 @@ fn single(us: Option<u64>) -> Vec<(f64, u32)> {
     us.map(|us| (us as f64 / 1e3, 1)).into_iter().collect()
 }
 
-fn judge(rows: &mut [Row]) {
+fn judge(rows: &mut [ComparedFigure]) {
     let p: Vec<f64> = rows.iter().filter_map(|row| row.p).collect();
     let significant = bootstrap::holm(&p, ALPHA);
     for (row, significant) in rows.iter_mut().filter(|row| row.p.is_some()).zip(significant) {
         row.verdict = match (significant, row.change > 0.0) {
-            (false, _) => Verdict::Same,
-            (true, true) => Verdict::Worse,
-            (true, false) => Verdict::Better,
+            (false, _) => Change::Same,
+            (true, true) => Change::Worse,
+            (true, false) => Change::Better,
         };
     }
 }
@@ -359,15 +359,15 @@ fn plain(base: &Side, new: &Side) -> Vec<Plain> {
     figures.map(both).into_iter().filter(|plain| plain.base.is_some() || plain.new.is_some()).collect()
 }
 
-fn failed(gates: &[Gate], rows: &[Row], plain: &[Plain]) -> Result<Vec<String>, Error> {
+fn failed(gates: &[Gate], rows: &[ComparedFigure], plain: &[Plain]) -> Result<Vec<String>, Error> {
     let mut failed = Vec::new();
     for gate in gates {
         let (change, significant) = if let Some(row) = rows.iter().find(|row| row.figure == gate.figure) {
-            if row.verdict == Verdict::TooFew {
+            if row.verdict == Change::TooFew {
                 let text = format!("{gate}: the runs are too short for {}; send more requests", row.figure);
                 return Err(Error::Usage(text));
             }
-            (row.change, row.verdict != Verdict::Same)
+            (row.change, row.verdict != Change::Same)
         } else if let Some(plain) = plain.iter().find(|plain| plain.figure == gate.figure) {
             match (plain.base, plain.new) {
                 (Some(base), Some(new)) if base == new => (0.0, true),
@@ -386,15 +386,15 @@ fn failed(gates: &[Gate], rows: &[Row], plain: &[Plain]) -> Result<Vec<String>, 
     Ok(failed)
 }
 
-impl Row {
+impl ComparedFigure {
     fn cells(&self) -> [String; 7] {
         let (Some((low, high)), Some(p)) = (self.interval, self.p) else {
             return [&self.figure, "-", "-", "-", "-", "-", "too few requests"].map(Into::into);
         };
         let verdict = match self.verdict {
-            Verdict::Better => "better",
-            Verdict::Worse => "WORSE",
-            Verdict::Same | Verdict::TooFew => "same",
+            Change::Better => "better",
+            Change::Worse => "WORSE",
+            Change::Same | Change::TooFew => "same",
         };
         [
             self.figure.clone(),

@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use crate::{
-    args::report::{Format, ReportArgs},
+    args::report::{ReportArgs, ReportFormat},
     compare,
     error::Error,
     output,
@@ -31,15 +31,15 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode, Error> {
 }
 
 /// `report` in the shape of `format`.
-pub fn render(report: &Report, format: Format) -> String {
+pub fn render(report: &Report, format: ReportFormat) -> String {
     let json = |value: serde_json::Value| serde_json::to_string_pretty(&value).unwrap_or_default() + "\n";
     match format {
-        Format::Text => table::render(report),
-        Format::Html => html::render(report),
-        Format::Md => markdown::render(report),
-        Format::Csv => csv::render(report),
-        Format::Vllm => json(vllm::render(report)),
-        Format::Aiperf => json(aiperf::render(report)),
+        ReportFormat::Text => table::render(report),
+        ReportFormat::Html => html::render(report),
+        ReportFormat::Md => markdown::render(report),
+        ReportFormat::Csv => csv::render(report),
+        ReportFormat::Vllm => json(vllm::render(report)),
+        ReportFormat::Aiperf => json(aiperf::render(report)),
     }
 }
 
@@ -54,7 +54,7 @@ pub(crate) mod tests {
             record::{Outcome, tests::good},
         },
         config::Config,
-        report::{Facts, Workload},
+        report::{Facts, SentWorkload},
         tally::Tally,
     };
 
@@ -82,7 +82,7 @@ pub(crate) mod tests {
         let calibration = Calibration { bytes_per_token: 4.0, overhead_tokens: 3, measured: true };
         let facts = Facts {
             config,
-            workload: Workload::default(),
+            workload: SentWorkload::default(),
             calibration,
             started_unix_s: 1_700_000_000,
             elapsed_s: 2.1,
@@ -100,12 +100,12 @@ pub(crate) mod tests {
         let p50 = report.response.ttft.unwrap().p50;
         let service = report.service.ttft.unwrap().p50;
         for (format, want) in [
-            (Format::Text, format!("{p50:.2}")),
-            (Format::Html, format!("{p50:.1}")),
-            (Format::Md, format!("{p50:.2}")),
-            (Format::Csv, format!("response_ttft,p50,ms,{p50}\n")),
-            (Format::Vllm, format!("\"median_ttft_ms\": {service:.1}")),
-            (Format::Aiperf, "\"time_to_first_token\"".into()),
+            (ReportFormat::Text, format!("{p50:.2}")),
+            (ReportFormat::Html, format!("{p50:.1}")),
+            (ReportFormat::Md, format!("{p50:.2}")),
+            (ReportFormat::Csv, format!("response_ttft,p50,ms,{p50}\n")),
+            (ReportFormat::Vllm, format!("\"median_ttft_ms\": {service:.1}")),
+            (ReportFormat::Aiperf, "\"time_to_first_token\"".into()),
         ] {
             let text = render(&report, format);
             assert!(text.contains(&want), "{format:?} without {want}:\n{text}");
@@ -120,9 +120,9 @@ pub(crate) mod tests {
             crate::report::ViewReport { ttft: None, e2e: None },
         );
         (report.itl, report.tpot, report.ttst) = (None, None, None);
-        report.samples = crate::stats::samples::Samples::default().columns();
+        report.samples = crate::stats::samples::Reservoir::default().columns();
         report.series = crate::stats::series::SeriesReport::default();
-        for format in Format::value_variants() {
+        for format in ReportFormat::value_variants() {
             assert!(render(&report, *format).len() > 100, "{format:?}");
         }
     }

@@ -100,7 +100,7 @@ struct Lru {
     slots: Vec<Slot>,
     newest: usize,
     oldest: usize,
-    /// Buffer for the prompt's slots.
+    /// The hashes of the prompt's blocks, kept as a buffer.
     prompt: Vec<BlockHash>,
 }
 

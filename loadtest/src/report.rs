@@ -12,7 +12,7 @@ use crate::{
     scrape::Scraped,
     slo::Goodput,
     stats::{Summary, samples::Columns, series::SeriesReport},
-    tally::{FailureRow, Tally, Tokens, View, WorkerRow},
+    tally::{FailureRow, Tally, TokenSums, View, WorkerRow},
 };
 
 /// Name and version of the report's shape.
@@ -29,12 +29,12 @@ pub struct Report {
     pub verdict: Verdict,
     /// Start, in seconds since 1970.
     pub started_unix_s: u64,
-    /// From the first intended time to the last answer's end, in seconds.
+    /// Seconds from the schedule's zero to the end of the last answer.
     pub elapsed_s: f64,
     /// What was asked for.
     pub config: Config,
     /// What was to be sent.
-    pub workload: Workload,
+    pub workload: SentWorkload,
     /// Bytes of prompt text for one token, and tokens of the chat template.
     pub calibration: Calibration,
     /// How many requests were scheduled and sent, and how they ended.
@@ -57,7 +57,7 @@ pub struct Report {
     /// Requests and tokens a second.
     pub throughput: Throughput,
     /// Tokens that came from KV caches, and what could have.
-    pub cache: Cache,
+    pub cache: CacheShares,
     /// The workers that answered and their shares; empty where no gateway names them.
     pub workers: Workers,
     /// How late requests were sent.
@@ -102,9 +102,9 @@ pub enum Status {
     Interrupted,
 }
 
-/// What was sent, in scaled tokens.
+/// What was made to be sent, in scaled tokens. Of a run that was interrupted some of it was not.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Workload {
+pub struct SentWorkload {
     /// Hash of the workload and its pace, without the seed: runs with equal ones can be compared.
     #[serde(default)]
     pub fingerprint: String,
@@ -175,7 +175,7 @@ pub struct Throughput {
 
 /// Shares of all prompt tokens that came, or could have come, from a cache.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct Cache {
+pub struct CacheShares {
     /// Cached tokens by `usage`; none if the server reports none.
     pub cached_tokens: Option<u64>,
     /// `cached_tokens` over prompt tokens, 0 to 1; `None` if the server reports none.
@@ -215,7 +215,7 @@ pub struct ScheduleLag {
 #[expect(missing_docs, reason = "the fields of the report they become")]
 pub struct Facts {
     pub config: Config,
-    pub workload: Workload,
+    pub workload: SentWorkload,
     pub calibration: Calibration,
     pub started_unix_s: u64,
     pub elapsed_s: f64,
@@ -245,7 +245,7 @@ impl Report {
             verdict: Verdict::new(interrupted, tally, &schedule_lag),
             started_unix_s,
             elapsed_s,
-            cache: Cache::new(&tokens, config.oracle_blocks),
+            cache: CacheShares::new(&tokens, config.oracle_blocks),
             requests: Requests { scheduled, sent, ok, failed, cancelled, warmup },
             config,
             workload,
@@ -348,10 +348,10 @@ impl ScheduleLag {
     }
 }
 
-impl Cache {
+impl CacheShares {
     /// What was possible is counted in the tokens the prompts were made to have, what was achieved in the
     /// server's: each is a share of its own sum, so a calibration that is a little off cancels out.
-    fn new(tokens: &Tokens, pooled_lru_blocks: Option<usize>) -> Self {
+    fn new(tokens: &TokenSums, pooled_lru_blocks: Option<usize>) -> Self {
         let reported = tokens.with_cached > 0;
         let achieved = ratio(tokens.cached, tokens.prompt).filter(|_| reported);
         let possible = ratio(tokens.possible, tokens.wanted_prompt);

@@ -31,8 +31,8 @@ use crate::{
     load::Load,
     oracle::Oracle,
     output::{self, Output},
-    progress::{Progress, Status},
-    report::{Facts, Report, Workload},
+    progress::Progress,
+    report::{Facts, Report, SentWorkload},
     scrape::Scrapers,
     slo::Keeper,
     stdout,
@@ -270,7 +270,7 @@ impl Running<'_> {
 
     fn tick(&mut self, clock: Clock, control: &Control) {
         let sent = control.sent.load(Ordering::Relaxed);
-        let status = Status {
+        let status = Progress {
             elapsed: clock.zero.elapsed(),
             scheduled: self.scheduled,
             sent,
@@ -337,16 +337,16 @@ fn places(args: &RunArgs) -> Option<Places> {
 }
 
 /// What is known of the workload before it is sent.
-fn planned(config: &Config, workload: &workload::Workload, bodies: &Bodies) -> Workload {
-    Workload {
+fn planned(config: &Config, workload: &workload::SentWorkload, bodies: &Bodies) -> SentWorkload {
+    SentWorkload {
         fingerprint: config.fingerprint(workload.file_hash()),
         block_tokens: workload.block_tokens(),
         block_bytes: bodies.bytes(workload.block_tokens()),
-        ..Workload::default()
+        ..SentWorkload::default()
     }
 }
 
-fn fill(workload: &mut Workload, sent: &Sent) {
+fn fill(workload: &mut SentWorkload, sent: &Sent) {
     let SentSums { sums, last_due_ns, body_hash } = sent.sums;
     workload.requests = sent.requests;
     workload.last_due_s = last_due_ns as f64 / 1e9;

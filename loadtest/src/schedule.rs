@@ -23,7 +23,7 @@ use crate::{
 pub struct Due {
     /// Nanoseconds after the run's zero.
     pub intended_ns: u64,
-    /// Index of the trace's row.
+    /// The request's number in its workload: of a trace, its row.
     pub row: usize,
 }
 

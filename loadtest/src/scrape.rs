@@ -30,14 +30,14 @@ pub struct Scraped {
     /// When each kept point was read, in seconds after the run's zero.
     pub times_s: Vec<f64>,
     /// Metrics that moved, and gauges; at most `limits::SCRAPED_SERIES_MAX`.
-    pub series: Vec<Metric>,
+    pub series: Vec<ScrapedSeries>,
     /// Metrics left out because there were more.
     pub left_out: usize,
 }
 
 /// One metric with its labels.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Metric {
+pub struct ScrapedSeries {
     /// As the server writes it: `name{label="value"}`.
     pub name: String,
     /// Whether it only grows.
@@ -48,7 +48,7 @@ pub struct Metric {
     pub last: f64,
     /// Of a counter what it added, resets allowed for.
     pub added: Option<f64>,
-    /// The smallest of a gauge.
+    /// The smallest value of any scrape.
     pub min: f64,
     /// Its mean over the scrapes.
     pub mean: f64,
@@ -231,7 +231,7 @@ impl Collector {
     fn finish(self) -> Scraped {
         let Self { mut scraped, series, .. } = self;
         let points = scraped.times_s.len();
-        let mut all: Vec<Metric> =
+        let mut all: Vec<ScrapedSeries> =
             series.into_iter().map(|(name, watched)| watched.metric(name, points)).collect();
         // What never moved says nothing of the run, unless it is a gauge above 0.
         all.retain(|metric| metric.added.unwrap_or(metric.max) != 0.0);
@@ -278,9 +278,9 @@ impl Watched {
         self.n += 1;
     }
 
-    fn metric(mut self, name: String, points: usize) -> Metric {
+    fn metric(mut self, name: String, points: usize) -> ScrapedSeries {
         self.points.resize(points, None);
-        Metric {
+        ScrapedSeries {
             name,
             counter: self.counter,
             first: self.first,

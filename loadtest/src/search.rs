@@ -18,7 +18,7 @@ use crate::{
     output::{self, Output},
     report::Status,
     run::{self, Measured, Patience, Plan},
-    search::knee::{Found, Probe, Search, Settings, Step},
+    search::knee::{Knee, Probe, Search, Settings, Step},
     stdout,
 };
 
@@ -100,7 +100,7 @@ pub fn run(args: &SearchArgs) -> Result<ExitCode, Error> {
         output::write_json(dir, "search.json", &report)?;
         output::write_text(&dir.join("report.html"), &page::render(&report))?;
     }
-    Ok(ExitCode::from(if matches!(found, Found::BelowAll(_)) { EXIT_GATE } else { 0 }))
+    Ok(ExitCode::from(if matches!(found, Knee::BelowAll(_)) { EXIT_GATE } else { 0 }))
 }
 
 fn check(args: &SearchArgs) -> Result<(), Error> {
@@ -183,11 +183,11 @@ fn misses_max(run: &RunArgs, attain: f64, planned: u64) -> u64 {
     (may_miss.sum::<f64>() * planned as f64 * 2.0) as u64 + 20
 }
 
-fn report(args: &SearchArgs, found: Found, probes: Vec<ProbeReport>) -> SearchReport {
+fn report(args: &SearchArgs, found: Knee, probes: Vec<ProbeReport>) -> SearchReport {
     let (result, load, bracket) = match found {
-        Found::Knee { load, low, high } => ("knee", load, Some((low, high))),
-        Found::AboveAll(load) => ("above-all", load, None),
-        Found::BelowAll(load) => ("below-all", load, None),
+        Knee::Knee { load, low, high } => ("knee", load, Some((low, high))),
+        Knee::AboveAll(load) => ("above-all", load, None),
+        Knee::BelowAll(load) => ("below-all", load, None),
     };
     SearchReport {
         format: FORMAT.into(),

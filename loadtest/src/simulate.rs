@@ -24,7 +24,7 @@ use keyway_core::Policy;
 use self::fleet::{FleetSetup, Workload, replay};
 pub use self::{
     outcome::Figures,
-    report::{Found, Report},
+    report::{SimulationReport, WorkersNeeded},
 };
 use crate::{
     args::{contender::Contender, simulate::SimulateArgs},
@@ -49,7 +49,7 @@ pub fn run(args: &SimulateArgs) -> Result<ExitCode, Error> {
 }
 
 /// Simulates what `args` ask for.
-pub fn simulate(args: &SimulateArgs) -> Result<Report, Error> {
+pub fn simulate(args: &SimulateArgs) -> Result<SimulationReport, Error> {
     let workload = workload(args)?;
     let profile = args.fleet.engine.profile().map_err(Error::Usage)?;
     if args.fleet.events && args.fleet.index_block_tokens != profile.block_tokens {
@@ -85,7 +85,7 @@ pub fn simulate(args: &SimulateArgs) -> Result<Report, Error> {
                 runs.push(figures(policy, workers));
                 runs.last().is_some_and(|run| run.slo_met)
             });
-            found.push(Found { policy: policy.to_string(), workers, workers_max });
+            found.push(WorkersNeeded { policy: policy.to_string(), workers, workers_max });
         } else {
             runs.push(figures(policy, usize::from(args.fleet.workers)));
         }
@@ -121,15 +121,15 @@ fn report(
     workload: &Workload,
     setup: &FleetSetup,
     runs: Vec<Figures>,
-    found: Vec<Found>,
-) -> Report {
+    found: Vec<WorkersNeeded>,
+) -> SimulationReport {
     let Workload { trace, schedule, scale, copies, copy_ns, seed, slo } = workload;
     let sums = sums::sums(trace, schedule, *scale);
     let requests = schedule.len() as u64 * copies;
     let mut oracle = Oracle::new(scale.block_tokens(), None);
     let possible: u64 =
         schedule.iter().map(|due| oracle.ask(scale.blocks(due.row, &trace.rows[due.row])).unbounded).sum();
-    Report {
+    SimulationReport {
         format: "keyway-loadtest/simulate/1",
         version: env!("CARGO_PKG_VERSION"),
         trace: args.trace.display().to_string(),

@@ -48,7 +48,7 @@ pub struct View {
 
 /// Token sums over good answers.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Tokens {
+pub struct TokenSums {
     /// Good answers without `usage`: they are in none of these sums.
     pub without_usage: u64,
     /// Answers that say how many tokens were cached, 0 included.
@@ -99,9 +99,9 @@ pub struct Tally {
     /// The run over time.
     pub series: Series,
     /// Single good answers, kept so that runs can be compared request by request.
-    pub samples: samples::Samples,
+    pub samples: samples::Reservoir,
     /// Token sums of good answers: what the server counted, and what caches could have held.
-    pub tokens: Tokens,
+    pub tokens: TokenSums,
     failures: BTreeMap<FailureClass, FailureRow>,
     workers: BTreeMap<String, WorkerRow>,
 }

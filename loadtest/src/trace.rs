@@ -13,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{trace::formats::Format, units::Span};
+use crate::{trace::formats::TraceFormat, units::Span};
 
 /// Prompt tokens that one hash id stands for, in Mooncake's traces.
 pub const BLOCK_TOKENS: u32 = 512;
@@ -136,7 +136,7 @@ pub(crate) struct Lines {
     text: String,
     line: usize,
     /// Known from the first line on.
-    pub(crate) format: Option<Format>,
+    pub(crate) format: Option<TraceFormat>,
 }
 
 // === impl Lines ===
@@ -161,19 +161,19 @@ impl Lines {
                 continue;
             }
             if self.format.is_none() {
-                let (detected, is_header) = Format::detect(&self.text);
+                let (detected, is_header) = TraceFormat::detect(&self.text);
                 self.format = Some(detected);
                 if is_header {
                     continue;
                 }
             }
-            let format = self.format.get_or_insert(Format::Mooncake);
+            let format = self.format.get_or_insert(TraceFormat::Mooncake);
             return Ok(Some((self.line, format.read(&self.text))));
         }
     }
 
     pub(crate) fn block_tokens(&self) -> u32 {
-        self.format.as_ref().map_or(BLOCK_TOKENS, Format::block_tokens)
+        self.format.as_ref().map_or(BLOCK_TOKENS, TraceFormat::block_tokens)
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
         dist::Tokens,
         scale::{Block, Scale},
         synthetic::Synthetic,
-        texts::{Answer, Said, Texts},
+        texts::{Answer, Texts, Utterance},
     },
 };
 
@@ -32,7 +32,7 @@ pub struct Ask {
     /// Tokens to generate, at least 1.
     pub output_tokens: u64,
     /// Its words, where a file gives them; else they are made from the blocks.
-    pub said: Option<Said>,
+    pub said: Option<Utterance>,
 }
 
 /// Where requests come from.
@@ -85,8 +85,8 @@ impl Workload {
                 let turn = &texts.conversations[conversation][turn];
                 let drawn = || u64::from(output.draw(&mut Rng::at(*seed, Purpose::OutputLength, row as u64)));
                 let text = match &turn.said {
-                    Said::Text(text) => text,
-                    Said::Messages(messages) => messages.get(),
+                    Utterance::Text(text) => text,
+                    Utterance::Messages(messages) => messages.get(),
                 };
                 Ask {
                     blocks: texts::blocks(text, *bytes_per_token),

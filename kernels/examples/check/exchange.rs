@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use half::bf16;
 use keyway_kernels::cuda::gpu::Gpu;
-use keyway_kernels::cuda::peer::{Arrivals, Layout, Mailboxes, Peers, Tokens};
+use keyway_kernels::cuda::peer::{Arrivals, Layout, Mailboxes, Peers, RoundTokens};
 use keyway_kernels::cuda::{Device, DeviceError, Launch, Slice};
 use keyway_kernels::moe::Placement;
 
@@ -63,7 +63,7 @@ fn time(gpu: &mut Gpu, is_dispatch: bool) -> Result<Vec<f32>, DeviceError> {
 }
 
 /// Random tokens, each with different experts.
-fn tokens(device: &mut dyn Device) -> Result<Tokens, DeviceError> {
+fn tokens(device: &mut dyn Device) -> Result<RoundTokens, DeviceError> {
     let mut state = 7_u64;
     let mut below = |n: usize| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -74,7 +74,7 @@ fn tokens(device: &mut dyn Device) -> Result<Tokens, DeviceError> {
         let mut experts: Vec<u32> = (0..EXPERTS as u32).collect();
         ids.extend((0..LAYOUT.top).map(|_| experts.swap_remove(below(experts.len()))));
     }
-    Ok(Tokens {
+    Ok(RoundTokens {
         counts: device.upload(&[LAYOUT.tokens as u32; LAYOUT.ranks])?,
         x: device.upload(&values(1, LAYOUT.ranks * LAYOUT.tokens * LAYOUT.width))?,
         weights: device.upload(&wide(&values(2, ids.len())))?,

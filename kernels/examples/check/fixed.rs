@@ -108,7 +108,7 @@ fn carries(lab: &mut Lab<'_>, attention: &Attention, processors: usize) -> Resul
     let apart: &[usize] = if chosen.rows == 16 { &[1, 2, 4, 8, 16, 32] } else { &[] };
     for carried in [false, true] {
         for chunks in apart.iter().copied().map(Some).chain([None]) {
-            let cut = paged_attention::Cut { chunks, ..chosen };
+            let cut = paged_attention::AttentionCut { chunks, ..chosen };
             found.push(Variant {
                 label: format!("{chunks:?} chunks a block{}", if carried { ", carried" } else { "" }),
                 launches: attention.launches(lab, cut, carried)?,
@@ -121,7 +121,7 @@ fn carries(lab: &mut Lab<'_>, attention: &Attention, processors: usize) -> Resul
 /// A product with K in 1 to 32 splits, one after another in a block or each in a block of its own, by every
 /// number of rows a block.
 fn splits(lab: &mut Lab<'_>, product: &Product) -> Result<Vec<Variant>, String> {
-    let chosen = matmul::Cut::choose(product.shape, product.rows);
+    let chosen = matmul::ProductCut::choose(product.shape, product.rows);
     let mut found =
         vec![Variant { label: "the worker's".into(), launches: product.launches(lab, chosen, None)? }];
     let tiles = product.shape.inputs / TILE;
@@ -136,7 +136,7 @@ fn splits(lab: &mut Lab<'_>, product: &Product) -> Result<Vec<Variant>, String> 
                 if apart && (splits == 1 || product.rows > APART_ROWS_MAX) {
                     continue;
                 }
-                let cut = matmul::Cut { rows, apart };
+                let cut = matmul::ProductCut { rows, apart };
                 found.push(Variant {
                     label: format!("{splits} splits{}, {rows} rows", if apart { " apart" } else { "" }),
                     launches: product.launches(lab, cut, Some(split_tiles))?,

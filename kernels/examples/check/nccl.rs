@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use keyway_kernels::cuda::gpu::Gpu;
 use keyway_kernels::cuda::gpu::nccl::Nccl;
-use keyway_kernels::fabric::{Fabric, Grouped, Phase, Shm};
+use keyway_kernels::fabric::{Fabric, GroupedRank, Phase, Shm};
 
 use crate::processes::{self, PATIENCE};
 
@@ -44,7 +44,7 @@ pub(crate) fn rank(rank: &str, path: &str) -> Result<String, String> {
     let mut control = Shm::attach(&file, rank).map_err(|e| e.to_string())?;
     let gpu = Gpu::new(rank).map_err(|e| e.to_string())?;
     let nccl = Nccl::join(&gpu, &mut control, PATIENCE).map_err(|e| e.to_string())?;
-    let mut fabric = Grouped::new(Box::new(control), nccl, CAPACITY);
+    let mut fabric = GroupedRank::new(Box::new(control), nccl, CAPACITY);
     let mut compared = 0;
     for number in 0..9 {
         compared += round(&mut fabric, number)?;
@@ -65,7 +65,7 @@ pub(crate) fn rank(rank: &str, path: &str) -> Result<String, String> {
 }
 
 /// An exchange of messages of many lengths, some of them of none; how many words were right.
-fn round(fabric: &mut Grouped<Nccl>, number: usize) -> Result<usize, String> {
+fn round(fabric: &mut GroupedRank<Nccl>, number: usize) -> Result<usize, String> {
     let (me, size) = (fabric.rank(), fabric.size());
     for to in (0..size).filter(|to| *to != me) {
         let words = fabric.outbox(to, length(me, to, number)).map_err(|e| e.to_string())?;

@@ -8,7 +8,7 @@ pub(crate) mod product;
 use half::bf16;
 use keyway_kernels::cuda::gpu::Gpu;
 use keyway_kernels::cuda::matmul::{Shape, Unit, Weights};
-use keyway_kernels::cuda::moe::{self, Experts, Grouped};
+use keyway_kernels::cuda::moe::{self, ExpertWeights, GroupedSlots};
 use keyway_kernels::cuda::paged_attention::{HeadKind, KvType, Pages};
 use keyway_kernels::cuda::rules::{self, RowRules, Rule};
 use keyway_kernels::cuda::sample::{self, Parameters, SCORE_WORDS};
@@ -215,7 +215,7 @@ const MOE_FP8: Moe = Moe { inner: 768, width: 2048, weights: Weights::Fp8, ..MOE
 struct Around {
     ids: Slice<u32>,
     weights: Slice<f32>,
-    grouped: Grouped,
+    grouped: GroupedSlots,
     rows: Slice<bf16>,
     out: Slice<bf16>,
     /// Experts that were chosen.
@@ -227,15 +227,15 @@ impl Around {
     fn new(lab: &mut Lab<'_>, moe: &Moe, unit: Unit, tokens: usize) -> Result<Self, String> {
         let Moe { count, top, width, weights, .. } = *moe;
         let slots = tokens * top;
-        let block_rows = Grouped::choose_rows(slots, count, weights, unit);
+        let block_rows = GroupedSlots::choose_rows(slots, count, weights, unit);
         let ids: Vec<u32> = (0..slots).map(|slot| (slot * 37 % count) as u32).collect();
         Ok(Self {
             ids: lab.upload(&ids)?,
             weights: lab.upload(&vec![0.125f32; slots])?,
-            grouped: Grouped {
+            grouped: GroupedSlots {
                 places: lab.poisoned(slots)?,
                 slots_at: lab.poisoned(slots)?,
-                items: lab.poisoned(Grouped::item_words(slots, count, block_rows))?,
+                items: lab.poisoned(GroupedSlots::item_words(slots, count, block_rows))?,
                 item_count: lab.poisoned(1)?,
                 block_rows,
             },
@@ -255,18 +255,18 @@ fn experts(lab: &mut Lab<'_>, moe: &Moe, unit: Unit, tokens: usize) -> Result<Wo
     let around = Around::new(lab, moe, unit, tokens)?;
     let up = Shape { outputs: 2 * inner, inputs: width, weights };
     let down = Shape { outputs: width, inputs: inner, weights };
-    let mut weights = |shape: Shape, seed: u64| -> Result<Experts, String> {
+    let mut weights = |shape: Shape, seed: u64| -> Result<ExpertWeights, String> {
         let images = lab.filled(count * shape.packed_bytes(), seed)?;
         let scales = scales(lab, count * shape.scales())?;
-        Ok(Experts { count, shape, unit, images, scales, bias: None })
+        Ok(ExpertWeights { count, shape, unit, images, scales, bias: None })
     };
     let (first, second) = (weights(up, 12)?, weights(down, 13)?);
     let (x, h) = (lab.filled(tokens * width * 2, 14)?.cast(), lab.poisoned(tokens * top * inner)?);
     let Around { ids, weights, grouped, rows, out, busy } = around;
     let launches = [
         moe::group(ids, count, &grouped),
-        moe::product(x, moe::Rows::OfTokens { top }, &first, &grouped, moe::Ending::Silu, h),
-        moe::product(h, moe::Rows::OfPlaces, &second, &grouped, moe::Ending::Plain, rows),
+        moe::product(x, moe::ProductRows::OfTokens { top }, &first, &grouped, moe::Ending::Silu, h),
+        moe::product(h, moe::ProductRows::OfPlaces, &second, &grouped, moe::Ending::Plain, rows),
         moe::combine(rows, grouped.places, weights, top, None, out),
     ];
     Ok(Work {
@@ -302,7 +302,8 @@ fn norm(lab: &mut Lab<'_>, rows: usize, width: usize) -> Result<Work, String> {
     let (x, residual, weight) =
         (lab.filled(bytes, 1)?.cast(), lab.filled(bytes, 2)?.cast(), lab.filled(width * 2, 3)?.cast());
     let out = lab.poisoned(rows * width)?;
-    let launch = rms_norm::launch(x, Some(residual), weight, 1e-6, rms_norm::Rows::whole(rows, width), out);
+    let launch =
+        rms_norm::launch(x, Some(residual), weight, 1e-6, rms_norm::NormRows::whole(rows, width), out);
     // Reads both, writes both.
     Ok(Work { launches: launch.into_iter().collect(), bytes: 4 * bytes as u64, operations: 0 })
 }
@@ -321,7 +322,7 @@ fn rotate(lab: &mut Lab<'_>, tokens: usize) -> Result<Work, String> {
     };
     let angles = vec![0.6f32; tokens * dim / 2];
     let slots: Vec<u32> = (0..tokens as u32).collect();
-    let tokens_of = rope::Tokens {
+    let tokens_of = rope::ProjectedTokens {
         x: lab.filled(tokens * stride * 2, 8)?.cast(),
         stride,
         kv: None,

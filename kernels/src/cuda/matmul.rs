@@ -150,14 +150,14 @@ pub enum Out {
 
 /// How a product is cut into blocks: speed alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cut {
+pub struct ProductCut {
     /// Rows per block: 16, 64 or, of bf16 weights, 128, 192 or 256 (128, where the unit is a warp).
     pub rows: usize,
     /// Whether the splits go to blocks of their own.
     pub apart: bool,
 }
 
-impl Cut {
+impl ProductCut {
     /// For `rows` rows.
     pub fn choose(shape: Shape, rows: usize) -> Self {
         let block = match rows {
@@ -283,7 +283,7 @@ pub fn launch(
     x: Slice<bf16>,
     rows: usize,
     weight: &Packed,
-    cut: Cut,
+    cut: ProductCut,
     out: Out,
     partials: Slice<f32>,
 ) -> Vec<Launch> {
@@ -300,7 +300,7 @@ pub fn launch_split(
     x: Slice<bf16>,
     rows: usize,
     weight: &Packed,
-    cut: Cut,
+    cut: ProductCut,
     split_tiles: usize,
     out: Out,
     partials: Slice<f32>,

@@ -95,7 +95,7 @@ fn router(tokens: usize, experts: usize, routing: &Routing) -> [Argument; 9] {
 
 /// Slots grouped by expert, on the device.
 #[derive(Debug, Clone, Copy)]
-pub struct Grouped {
+pub struct GroupedSlots {
     /// By slot, its place; `u32::MAX` of one without an expert.
     pub places: Slice<u32>,
     /// By place, its slot.
@@ -108,7 +108,7 @@ pub struct Grouped {
     pub block_rows: usize,
 }
 
-impl Grouped {
+impl GroupedSlots {
     /// The fewest rows of an item: items of them are the most that a choice can need, however it is cut.
     pub const ROWS_MIN: usize = 16;
 
@@ -149,7 +149,7 @@ impl Grouped {
 ///
 /// # Panics
 /// If shapes disagree.
-pub fn group(ids: Slice<u32>, experts: usize, to: &Grouped) -> Option<Launch> {
+pub fn group(ids: Slice<u32>, experts: usize, to: &GroupedSlots) -> Option<Launch> {
     let slots = ids.len;
     assert!(experts <= EXPERTS_MAX && to.fits(slots, experts), "group: shapes disagree");
     (slots > 0).then(|| Launch {
@@ -200,7 +200,7 @@ pub fn choose(
     correction_bias: Option<Slice<f32>>,
     kv_slots: Option<Slice<u32>>,
     weights: Slice<f32>,
-    to: &Grouped,
+    to: &GroupedSlots,
 ) -> Option<Launch> {
     let RouterSums { sums, splits, bias } = *logits;
     let (slots, top) = (weights.len, routing.top);
@@ -253,7 +253,7 @@ pub fn woven_row(output: usize, width: usize) -> usize {
 
 /// All experts' weights of one product on the device, one after another.
 #[derive(Debug, Clone, Copy)]
-pub struct Experts {
+pub struct ExpertWeights {
     /// How many there are.
     pub count: usize,
     /// Of one of them.
@@ -281,7 +281,7 @@ pub enum Ending {
 
 /// Where the rows of a product come from, and go.
 #[derive(Debug, Clone, Copy)]
-pub enum Rows {
+pub enum ProductRows {
     /// A slot's row is its token's; tokens have `top` slots.
     OfTokens {
         /// Experts per token.
@@ -294,24 +294,24 @@ pub enum Rows {
 }
 
 /// `y[place] = ending(x[row of place] w[expert of place]^T + bias)` for all places of `grouped`, with
-/// [`Rows::OfSlots`] `y[slot]`. `None` if there are none.
+/// [`ProductRows::OfSlots`] `y[slot]`. `None` if there are none.
 ///
 /// # Panics
 /// If shapes disagree.
 pub fn product(
     x: Slice<bf16>,
-    rows: Rows,
-    experts: &Experts,
-    grouped: &Grouped,
+    rows: ProductRows,
+    experts: &ExpertWeights,
+    grouped: &GroupedSlots,
     ending: Ending,
     y: Slice<bf16>,
 ) -> Option<Launch> {
-    let Experts { count, shape, unit, images, scales, bias } = *experts;
+    let ExpertWeights { count, shape, unit, images, scales, bias } = *experts;
     let slots = grouped.places.len;
     let (of_slots, top, to_slots) = match rows {
-        Rows::OfTokens { top } => (Argument::from(grouped.slots_at), top, 0_u32),
-        Rows::OfPlaces => (Argument::Null, 1, 0),
-        Rows::OfSlots => (Argument::from(grouped.slots_at), 1, 1),
+        ProductRows::OfTokens { top } => (Argument::from(grouped.slots_at), top, 0_u32),
+        ProductRows::OfPlaces => (Argument::Null, 1, 0),
+        ProductRows::OfSlots => (Argument::from(grouped.slots_at), 1, 1),
     };
     let columns = if ending == Ending::Plain { shape.outputs } else { shape.outputs / 2 };
     shape.check();
@@ -324,7 +324,7 @@ pub fn product(
             && bias.is_none_or(|bias| bias.len == count * shape.outputs),
         "experts: shapes disagree"
     );
-    let items = Grouped::items_max(slots, count, grouped.block_rows);
+    let items = GroupedSlots::items_max(slots, count, grouped.block_rows);
     let few = Few::choose(shape, grouped.block_rows, slots, items, shape.splits());
     let kernel = Kernel::choose(shape, unit, grouped.block_rows, few);
     assert!(kernel.is_some(), "experts: no kernel takes {} rows of {:?}", grouped.block_rows, shape.weights);
@@ -506,7 +506,7 @@ mod tests {
         {
             let slots = counts.iter().sum();
             let items: usize = counts.iter().map(|count: &usize| count.div_ceil(rows)).sum();
-            assert!(items <= Grouped::items_max(slots, counts.len(), rows), "{counts:?}");
+            assert!(items <= GroupedSlots::items_max(slots, counts.len(), rows), "{counts:?}");
         }
     }
 }

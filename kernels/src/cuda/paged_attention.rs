@@ -1,6 +1,6 @@
 //! Plans and launches `attention.cu`: causal attention over a paged KV cache, prefill and decode alike.
 //!
-//! A [`Plan`] says which block does which rows over which chunks of positions. It decides speed alone:
+//! A [`AttentionPlan`] says which block does which rows over which chunks of positions. It decides speed alone:
 //! every plan of the same batch gives the same bits.
 
 use half::bf16;
@@ -116,7 +116,7 @@ pub struct Sequence {
 
 /// How a batch is cut into blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cut {
+pub struct AttentionCut {
     /// Rows (query heads of tokens that share a KV head) per block: 16 or 128; 16 alone of a latent cache.
     pub rows: usize,
     /// How many chunks a block takes, leaving the state of each to be joined afterwards; `None`: all, and it
@@ -124,7 +124,7 @@ pub struct Cut {
     pub chunks: Option<usize>,
 }
 
-impl Cut {
+impl AttentionCut {
     /// Few rows per block where sequences have few; chunks apart where that is estimated to be over sooner on
     /// so many `processors`: blocks come in waves, as many at once as have room, and the last wave's idle
     /// places are lost.
@@ -173,39 +173,45 @@ impl Cut {
 
 /// Which block does what.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
+pub struct AttentionPlan {
     /// How it was cut.
-    pub cut: Cut,
+    pub cut: AttentionCut,
     /// One item per block and KV head.
     pub items: Vec<u32>,
     /// One item per tile of rows, where chunks are joined afterwards; else empty.
     pub merges: Vec<u32>,
     /// States that blocks leave for each KV head.
     pub slots: usize,
-    /// Whether a block carries one state over all its chunks: see [`Plan::carried`].
+    /// Whether a block carries one state over all its chunks: see [`AttentionPlan::carried`].
     pub carried: bool,
 }
 
-impl Plan {
+impl AttentionPlan {
     /// For `group` query heads per KV head and a sliding window, if any.
     ///
     /// # Panics
     /// If a sequence has no new tokens, or the window or the chunks of a block are 0.
-    pub fn new(sequences: &[Sequence], group: usize, window: Option<usize>, cut: Cut) -> Self {
+    pub fn new(sequences: &[Sequence], group: usize, window: Option<usize>, cut: AttentionCut) -> Self {
         Self::cut(sequences, group, window, cut, false)
     }
 
     /// The same for kernels that carry a block's state over all its chunks, of bf16 heads of 128 alone. Bits
-    /// then depend on the cut: this is what [`Plan::new`] is held against, to see what it costs to be
+    /// then depend on the cut: this is what [`AttentionPlan::new`] is held against, to see what it costs to be
     /// independent of it.
     ///
     /// # Panics
-    /// As [`Plan::new`].
-    pub fn carried(sequences: &[Sequence], group: usize, window: Option<usize>, cut: Cut) -> Self {
+    /// As [`AttentionPlan::new`].
+    pub fn carried(sequences: &[Sequence], group: usize, window: Option<usize>, cut: AttentionCut) -> Self {
         Self::cut(sequences, group, window, cut, true)
     }
 
-    fn cut(sequences: &[Sequence], group: usize, window: Option<usize>, cut: Cut, carried: bool) -> Self {
+    fn cut(
+        sequences: &[Sequence],
+        group: usize,
+        window: Option<usize>,
+        cut: AttentionCut,
+        carried: bool,
+    ) -> Self {
         assert!(window != Some(0), "attention: a window of 0 sees nothing");
         let mut plan = Self { cut, items: Vec::new(), merges: Vec::new(), slots: 0, carried };
         for sequence in sequences {
@@ -252,7 +258,7 @@ impl Plan {
 #[derive(Debug, Clone, Copy)]
 pub struct Batch<'a> {
     /// The plan, and its lists on the device.
-    pub plan: &'a Plan,
+    pub plan: &'a AttentionPlan,
     /// `plan.items`.
     pub items: Slice<u32>,
     /// `plan.merges`.
@@ -280,7 +286,7 @@ pub struct Batch<'a> {
     pub kv_scale: [f32; 2],
     /// `[tokens, heads * value_dim]`.
     pub out: Slice<bf16>,
-    /// Room for [`Plan::partial_floats`].
+    /// Room for [`AttentionPlan::partial_floats`].
     pub partials: Slice<f32>,
 }
 
@@ -290,7 +296,7 @@ pub struct Batch<'a> {
 /// If shapes disagree.
 pub fn launch(pages: &Pages, batch: &Batch<'_>) -> Vec<Launch> {
     pages.check();
-    let (plan, kind, Cut { rows, chunks }) = (batch.plan, pages.kind, batch.plan.cut);
+    let (plan, kind, AttentionCut { rows, chunks }) = (batch.plan, pages.kind, batch.plan.cut);
     let group = batch.heads / pages.kv_heads;
     let items = plan.items.len() / ITEM_WORDS;
     assert!(
@@ -336,7 +342,7 @@ pub fn launch(pages: &Pages, batch: &Batch<'_>) -> Vec<Launch> {
 
 /// The launch that goes through keys and values.
 fn attend(pages: &Pages, batch: &Batch<'_>, items: usize) -> Launch {
-    let (plan, kind, Cut { rows, chunks }) = (batch.plan, pages.kind, batch.plan.cut);
+    let (plan, kind, AttentionCut { rows, chunks }) = (batch.plan, pages.kind, batch.plan.cut);
     let pipelined =
         rows == MANY_ROWS && batch.unit == Unit::Warpgroup && pages.kv_type == KvType::Bf16 && !plan.carried;
     let partials = if chunks.is_some() { batch.partials.into() } else { super::Argument::Null };
@@ -445,15 +451,15 @@ mod tests {
     /// Shapes whose best cut on 132 processors was measured or is plain.
     #[test]
     fn blocks_come_in_full_waves() {
-        let chosen = |sequences: &[Sequence]| Cut::choose(sequences, HeadKind::Dim128, 8, 4, 132);
-        assert_eq!(chosen(&decode(32, 4096)), Cut { rows: FEW_ROWS, chunks: None });
-        assert_eq!(chosen(&decode(1, 32_768)), Cut { rows: FEW_ROWS, chunks: Some(4) });
-        assert_eq!(chosen(&decode(1, 1024)), Cut { rows: FEW_ROWS, chunks: Some(1) });
-        assert_eq!(chosen(&decode(1, 100)), Cut { rows: FEW_ROWS, chunks: None });
-        assert_eq!(chosen(&[]), Cut { rows: FEW_ROWS, chunks: None });
+        let chosen = |sequences: &[Sequence]| AttentionCut::choose(sequences, HeadKind::Dim128, 8, 4, 132);
+        assert_eq!(chosen(&decode(32, 4096)), AttentionCut { rows: FEW_ROWS, chunks: None });
+        assert_eq!(chosen(&decode(1, 32_768)), AttentionCut { rows: FEW_ROWS, chunks: Some(4) });
+        assert_eq!(chosen(&decode(1, 1024)), AttentionCut { rows: FEW_ROWS, chunks: Some(1) });
+        assert_eq!(chosen(&decode(1, 100)), AttentionCut { rows: FEW_ROWS, chunks: None });
+        assert_eq!(chosen(&[]), AttentionCut { rows: FEW_ROWS, chunks: None });
         let prompt = |tokens, start| [Sequence { query: 0, tokens, start, table: 0 }];
-        assert_eq!(chosen(&prompt(8192, 0)), Cut { rows: MANY_ROWS, chunks: None });
-        assert_eq!(chosen(&prompt(1024, 0)), Cut { rows: MANY_ROWS, chunks: None });
+        assert_eq!(chosen(&prompt(8192, 0)), AttentionCut { rows: MANY_ROWS, chunks: None });
+        assert_eq!(chosen(&prompt(1024, 0)), AttentionCut { rows: MANY_ROWS, chunks: None });
         assert!(chosen(&prompt(64, 32_000)).chunks.is_some());
     }
 
@@ -480,12 +486,12 @@ mod tests {
             group in 1usize..9, window in prop::option::of(1usize..700), wide: bool,
             chunks in prop::option::of(1usize..4),
         ) {
-            let cut = Cut { rows: if wide { MANY_ROWS } else { FEW_ROWS }, chunks };
+            let cut = AttentionCut { rows: if wide { MANY_ROWS } else { FEW_ROWS }, chunks };
             let mut sequences = Vec::new();
             for (query, (tokens, start)) in shapes.iter().copied().enumerate() {
                 sequences.push(Sequence { query, tokens, start, table: 0 });
             }
-            let plan = Plan::new(&sequences, group, window, cut);
+            let plan = AttentionPlan::new(&sequences, group, window, cut);
             let mut slots = Vec::new();
             for s in &sequences {
                 for row in 0..s.tokens * group {

@@ -1,7 +1,7 @@
 //! Launches `peer.cu`: tokens go to the ranks that hold their experts, and outputs back, through memory that
 //! the ranks reach themselves. The ranks may share a GPU, in one process ([`Mailboxes::in_one`]) or in
 //! several (`gpu::ipc`), or have one each that sees the others' memory; the kernels know base addresses
-//! alone. What goes where is [`crate::moe::Plan`]'s, made on the device, so that a graph of these launches
+//! alone. What goes where is [`crate::moe::ExchangePlan`]'s, made on the device, so that a graph of these launches
 //! can be replayed for any tokens.
 //!
 //! A round is [`Peers::dispatch_send`], [`Peers::dispatch_receive`], the experts' products,
@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use half::bf16;
 
-use super::moe::{EXPERTS_MAX, Grouped};
+use super::moe::{EXPERTS_MAX, GroupedSlots};
 use super::{Argument, Device, DeviceError, Launch, Slice};
 use crate::fabric::FabricError;
 use crate::moe::Placement;
@@ -96,7 +96,7 @@ pub struct Peers {
 /// layout's tokens; of one rank alone as long as there can be tokens in the round, for which launches have
 /// blocks.
 #[derive(Debug, Clone, Copy)]
-pub struct Tokens {
+pub struct RoundTokens {
     /// `[count]`: how many there are.
     pub counts: Slice<u32>,
     /// `[count, tokens, width]`.
@@ -244,7 +244,7 @@ impl Peers {
     ///
     /// # Panics
     /// If shapes disagree.
-    pub fn dispatch_send(&self, tokens: &Tokens) -> [Launch; 2] {
+    pub fn dispatch_send(&self, tokens: &RoundTokens) -> [Launch; 2] {
         let layout = self.mailboxes.layout;
         self.check(tokens);
         let Ways { experts, homes, holders, locals, of_slots } = self.ways;
@@ -313,7 +313,12 @@ impl Peers {
     ///
     /// # Panics
     /// If shapes disagree.
-    pub fn combine_receive(&self, tokens: &Tokens, shared: Option<Slice<bf16>>, out: Slice<bf16>) -> Launch {
+    pub fn combine_receive(
+        &self,
+        tokens: &RoundTokens,
+        shared: Option<Slice<bf16>>,
+        out: Slice<bf16>,
+    ) -> Launch {
         self.check(tokens);
         let alike = out.len == tokens.x.len && shared.is_none_or(|shared| shared.len == out.len);
         assert!(alike, "peers: shapes disagree");
@@ -325,12 +330,12 @@ impl Peers {
     ///
     /// # Panics
     /// If there is no such rank.
-    pub fn grouped(&self, number: usize, arrivals: &Arrivals) -> (Slice<bf16>, Grouped) {
+    pub fn grouped(&self, number: usize, arrivals: &Arrivals) -> (Slice<bf16>, GroupedSlots) {
         let layout = self.mailboxes.layout;
         let items = self.items_max(arrivals.block_rows) * 4;
         // Products of places ask for neither slots nor places, but for how many there can be.
         let places = self.origins.part(number * layout.rows() * 2, arrivals.most);
-        let grouped = Grouped {
+        let grouped = GroupedSlots {
             places,
             slots_at: places,
             items: arrivals.items.part(number * items, items),
@@ -344,7 +349,7 @@ impl Peers {
     /// Items that any rows of a rank can need, at `block_rows` rows an item.
     pub fn items_max(&self, block_rows: usize) -> usize {
         let layout = self.mailboxes.layout;
-        Grouped::items_max(layout.rows(), layout.held, block_rows)
+        GroupedSlots::items_max(layout.rows(), layout.held, block_rows)
     }
 
     /// The error that ended the group, if one did: after it launches do nothing, and what they should have
@@ -366,7 +371,7 @@ impl Peers {
         self.report.starting_at(self.count * STATE_WORDS)
     }
 
-    fn check(&self, tokens: &Tokens) {
+    fn check(&self, tokens: &RoundTokens) {
         let layout = self.mailboxes.layout;
         let rows = tokens.x.len / layout.width;
         let known = rows == self.count * layout.tokens || (self.count == 1 && rows < layout.tokens);
@@ -381,7 +386,7 @@ impl Peers {
     }
 
     /// The grid of launches that take a part of a row: columns, tokens, ranks here.
-    fn parts(&self, tokens: &Tokens) -> [usize; 3] {
+    fn parts(&self, tokens: &RoundTokens) -> [usize; 3] {
         let layout = self.mailboxes.layout;
         // A rank without tokens takes part too.
         let rows = (tokens.x.len / layout.width / self.count).max(1);

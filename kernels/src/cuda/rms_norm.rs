@@ -13,7 +13,7 @@ const FOUND: u32 = 4;
 
 /// Where the rows lie, and how many of a head's elements are normalised (`width`, from its beginning).
 #[derive(Debug, Clone, Copy)]
-pub struct Rows {
+pub struct NormRows {
     /// Rows.
     pub rows: usize,
     /// Elements that are normalised together.
@@ -22,7 +22,7 @@ pub struct Rows {
     pub heads: Heads,
 }
 
-impl Rows {
+impl NormRows {
     /// `rows` whole rows of `width`.
     pub fn whole(rows: usize, width: usize) -> Self {
         Self { rows, width, heads: Heads { stride: width, first: 0, count: 1, pitch: width } }
@@ -39,10 +39,10 @@ pub fn launch(
     residual: Option<Slice<bf16>>,
     weight: Slice<bf16>,
     eps: f32,
-    rows: Rows,
+    rows: NormRows,
     out: Slice<bf16>,
 ) -> Option<Launch> {
-    let Rows { rows, width, heads } = rows;
+    let NormRows { rows, width, heads } = rows;
     let len = rows * heads.stride;
     assert!(
         x.len == len && out.len == len && residual.is_none_or(|r| r.len == len) && weight.len == width,

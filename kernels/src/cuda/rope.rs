@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::paged_attention::{HeadKind, KvType, Pages};
-use super::rms_norm::{self, Rows};
+use super::rms_norm::{self, NormRows};
 use super::{Argument, Launch, Slice};
 use crate::heads::Heads;
 use crate::rope::Pairing;
@@ -33,7 +33,7 @@ pub struct Norms {
 /// New tokens as projections left them: rows `[heads * key_dim | kv_heads * key_dim | kv_heads * value_dim]`,
 /// the last part absent for latents.
 #[derive(Debug, Clone, Copy)]
-pub struct Tokens {
+pub struct ProjectedTokens {
     /// The rows; queries are turned in place. What becomes of keys that are normalised there is left open.
     pub x: Slice<bf16>,
     /// Distance between rows, in elements.
@@ -54,7 +54,7 @@ pub struct Tokens {
     pub slots: Slice<u32>,
 }
 
-impl Tokens {
+impl ProjectedTokens {
     /// Elements of a half of what turns.
     fn half(&self) -> usize {
         self.angles[0].len / self.slots.len
@@ -81,8 +81,8 @@ impl Tokens {
 ///
 /// # Panics
 /// If shapes disagree, or the pairs' number is odd.
-pub fn launch(tokens: &Tokens, pages: &Pages, kv_scale: [f32; 2]) -> Vec<Launch> {
-    let Tokens { x, stride, kv, heads, norms, angles, rotated_from, slots, .. } = *tokens;
+pub fn launch(tokens: &ProjectedTokens, pages: &Pages, kv_scale: [f32; 2]) -> Vec<Launch> {
+    let ProjectedTokens { x, stride, kv, heads, norms, angles, rotated_from, slots, .. } = *tokens;
     let (key_dim, kv_heads) = (pages.kind.key_dim(), pages.kv_heads);
     let value_dim = if pages.kind == HeadKind::Latent { 0 } else { pages.kind.value_dim() };
     let count = slots.len;
@@ -117,7 +117,7 @@ pub fn launch(tokens: &Tokens, pages: &Pages, kv_scale: [f32; 2]) -> Vec<Launch>
                 None,
                 weight,
                 eps,
-                Rows { rows: count, width: key_dim, heads },
+                NormRows { rows: count, width: key_dim, heads },
                 x,
             ));
         }
@@ -127,8 +127,13 @@ pub fn launch(tokens: &Tokens, pages: &Pages, kv_scale: [f32; 2]) -> Vec<Launch>
 }
 
 /// Heads of any size, without norms.
-fn any_heads(tokens: &Tokens, pages: &Pages, kv_scale: [f32; 2], [key_dim, value_dim]: [usize; 2]) -> Launch {
-    let Tokens { x, stride, kv, heads, angles, rotated_from, pairing, slots, .. } = *tokens;
+fn any_heads(
+    tokens: &ProjectedTokens,
+    pages: &Pages,
+    kv_scale: [f32; 2],
+    [key_dim, value_dim]: [usize; 2],
+) -> Launch {
+    let ProjectedTokens { x, stride, kv, heads, angles, rotated_from, pairing, slots, .. } = *tokens;
     let name = if pages.kv_type == KvType::Fp8 { "rope_write_fp8" } else { "rope_write_bf16" };
     let (kv, kv_stride) = kv.unwrap_or_else(|| (x.starting_at(heads * key_dim), stride));
     let sizes = [stride, kv_stride, heads, pages.kv_heads, key_dim, value_dim, rotated_from, tokens.half()];
@@ -154,8 +159,8 @@ fn any_heads(tokens: &Tokens, pages: &Pages, kv_scale: [f32; 2], [key_dim, value
 }
 
 /// Heads in packets, normalised if they are to be.
-fn heads_in_packets(tokens: &Tokens, pages: &Pages, kv_scale: [f32; 2]) -> Launch {
-    let Tokens { x, stride, heads, norms, angles, rotated_from, pairing, slots, .. } = *tokens;
+fn heads_in_packets(tokens: &ProjectedTokens, pages: &Pages, kv_scale: [f32; 2]) -> Launch {
+    let ProjectedTokens { x, stride, heads, norms, angles, rotated_from, pairing, slots, .. } = *tokens;
     let name = if pages.kv_type == KvType::Fp8 { "rope_heads_fp8" } else { "rope_heads_bf16" };
     let dim = pages.kind.key_dim();
     let mut arguments = vec![

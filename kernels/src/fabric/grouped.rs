@@ -27,7 +27,7 @@ pub trait Mover: Send + fmt::Debug {
 /// One of the ranks of a group whose messages a [`Mover`] moves. A rank that is lost in the middle of an
 /// exchange is named by the control afterwards: after two deadlines at most.
 #[derive(Debug)]
-pub struct Grouped<M> {
+pub struct GroupedRank<M> {
     control: Box<dyn Fabric>,
     mover: M,
     capacity: usize,
@@ -39,7 +39,7 @@ pub struct Grouped<M> {
     failed: Option<FabricError>,
 }
 
-impl<M: Mover> Grouped<M> {
+impl<M: Mover> GroupedRank<M> {
     /// The rank that `control` has, whose messages hold at least a word. Messages have at most `capacity`
     /// words.
     pub fn new(control: Box<dyn Fabric>, mover: M, capacity: usize) -> Self {
@@ -125,7 +125,7 @@ impl<M: Mover> Grouped<M> {
     }
 }
 
-impl<M: Mover> Fabric for Grouped<M> {
+impl<M: Mover> Fabric for GroupedRank<M> {
     fn rank(&self) -> usize {
         self.control.rank()
     }

@@ -10,7 +10,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Placement, Plan, combine_parts};
+use super::{ExchangePlan, Placement, combine_parts};
 use crate::compute::Compute;
 use crate::fabric::{Cause, Fabric, FabricError, Phase, floats, floats_mut};
 
@@ -34,7 +34,7 @@ pub trait Experts {
 
 /// A layer's tokens on one rank.
 #[derive(Debug, Clone, Copy)]
-pub struct Tokens<'a> {
+pub struct LayerTokens<'a> {
     /// The layer's number.
     pub layer: u32,
     /// Experts per token.
@@ -79,7 +79,7 @@ pub struct Times {
 #[derive(Debug, Default)]
 pub struct Parallel {
     /// Of this rank's own tokens.
-    plan: Plan,
+    plan: ExchangePlan,
     arrivals: Arrivals,
     /// Inputs and outputs of this rank's experts, grouped by expert: `[rows, width]`.
     gathered: Vec<f32>,
@@ -151,12 +151,12 @@ impl Parallel {
         compute: &Compute,
         fabric: &mut dyn Fabric,
         placement: &Placement,
-        tokens: Tokens<'_>,
+        tokens: LayerTokens<'_>,
         experts: &mut dyn Experts,
         out: &mut [f32],
         deadline: Duration,
     ) -> Result<(), FabricError> {
-        let Tokens { layer, top, x, ids, weights } = tokens;
+        let LayerTokens { layer, top, x, ids, weights } = tokens;
         let width = (x.len() * top).checked_div(ids.len()).unwrap_or(0);
         assert!(x.len() == out.len() && ids.len() * width == x.len() * top, "parallel: shapes disagree");
         let started = Instant::now();

@@ -14,7 +14,7 @@ const RUN: u32 = 16;
 
 /// What one rank's tokens need of all ranks.
 #[derive(Debug, Default)]
-pub struct Plan {
+pub struct ExchangePlan {
     /// By rank, this one included.
     pub parts: Vec<Part>,
     /// By slot: the rank its row comes from, and the row among those of that rank.
@@ -40,7 +40,7 @@ pub struct Part {
     pub rows: Vec<u32>,
 }
 
-impl Plan {
+impl ExchangePlan {
     /// Makes the plan for the slots `ids` `[tokens, top]`, reusing this value's memory.
     ///
     /// # Panics
@@ -139,12 +139,12 @@ mod tests {
         /// token; rows and slots are as many, and no two slots have the same row.
         #[test]
         fn rows_are_a_permutation_of_the_slots((placement, ids, top) in cases(), (_, other, other_top) in cases()) {
-            let mut plan = Plan::default();
+            let mut plan = ExchangePlan::default();
             // Memory of another plan must not show.
             let wide = Placement::even(20, 6);
             plan.make(&other, other_top, &wide);
             plan.make(&ids, top, &placement);
-            let mut fresh = Plan::default();
+            let mut fresh = ExchangePlan::default();
             fresh.make(&ids, top, &placement);
             prop_assert_eq!(&plan.parts, &fresh.parts);
             prop_assert_eq!(&plan.returns, &fresh.returns);
@@ -162,7 +162,7 @@ mod tests {
 
         #[test]
         fn parts_are_ascending_and_without_what_nobody_needs((placement, ids, top) in cases()) {
-            let mut plan = Plan::default();
+            let mut plan = ExchangePlan::default();
             plan.make(&ids, top, &placement);
             prop_assert_eq!(plan.parts.len(), placement.ranks());
             for part in &plan.parts {
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_token_goes_to_a_rank_once() {
-        let mut plan = Plan::default();
+        let mut plan = ExchangePlan::default();
         plan.make(&[0, 1, 3, 2, 0, 1], 3, &Placement::even(4, 2));
         assert_eq!(plan.parts[0].tokens, [0, 1]);
         assert_eq!(plan.parts[0].experts, [(0, 2), (1, 2)]);
@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn several_holders_share_long_runs_and_keep_short_ones_together() {
         let everywhere = Placement::from_holders(4, vec![0b1111; 2]).unwrap();
-        let mut plan = Plan::default();
+        let mut plan = ExchangePlan::default();
         plan.make(&[0; 64], 1, &everywhere);
         assert!(plan.parts.iter().all(|part| part.rows.len() == 16));
         plan.make(&[0, 0, 1, 1, 1], 1, &everywhere);

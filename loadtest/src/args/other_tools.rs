@@ -23,7 +23,7 @@ fn never(instead: &'static str) -> impl Fn(&str) -> Result<Never, String> + Clon
 
 /// The server, in two parts.
 #[derive(Debug, Clone, Default, ClapArgs)]
-pub struct Server {
+pub struct OtherToolsServer {
     /// The server's name or address
     #[arg(long, hide = true, conflicts_with = "url")]
     host: Option<String>,
@@ -36,7 +36,7 @@ pub struct Server {
     tokenizer: Option<Never>,
 }
 
-impl Server {
+impl OtherToolsServer {
     /// The base URL that both parts make.
     pub(super) fn url(&self) -> String {
         let host = self.host.as_deref().unwrap_or(HOST);
@@ -88,7 +88,7 @@ pub struct Rates {
 
 /// What comes out.
 #[derive(Debug, Clone, Default, ClapArgs)]
-pub struct Output {
+pub struct OtherToolsOutput {
     /// Answers are always streamed
     #[arg(long, hide = true)]
     streaming: bool,

@@ -6,7 +6,7 @@ use clap::{Args as ClapArgs, ValueEnum, ValueHint};
 
 /// Shapes of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+pub enum ReportFormat {
     /// The table that `run` prints.
     Text,
     /// One page with plots, without anything from elsewhere.
@@ -28,8 +28,8 @@ pub struct ReportArgs {
     #[arg(value_hint = ValueHint::AnyPath)]
     pub run: PathBuf,
     /// Shape of the report
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub format: Format,
+    #[arg(long, value_enum, default_value_t = ReportFormat::Text)]
+    pub format: ReportFormat,
     /// File to write [default: stdout]
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub output: Option<PathBuf>,

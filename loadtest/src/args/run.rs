@@ -111,7 +111,7 @@ pub struct ServerArgs {
     pub threads: Option<u16>,
     #[command(flatten)]
     #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
-    pub other: other_tools::Server,
+    pub other: other_tools::OtherToolsServer,
 }
 
 impl ServerArgs {
@@ -293,7 +293,7 @@ pub struct OutputArgs {
     pub scrape_interval: Duration,
     #[command(flatten)]
     #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
-    pub other: other_tools::Output,
+    pub other: other_tools::OtherToolsOutput,
 }
 
 /// A time; AIPerf's bare numbers are seconds.

@@ -24,7 +24,7 @@ use super::sse;
 
 /// What an event says.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct EventContent {
     /// It carries generated content: text, a thought, a refusal, a call's name or arguments, audio, an output
     /// item. A role, an empty delta, a keep-alive and the word that an answer was begun carry none.
     pub generated: bool,
@@ -111,7 +111,7 @@ struct Stopped<'a> {
     stop_reason: Option<Str<'a>>,
 }
 
-impl Said {
+impl EventContent {
     /// Reads one event; `so_far` are the counts that events before it told.
     pub fn read(event: sse::Event<'_>, so_far: Option<&Usage>) -> Result<Self, Bad> {
         if event.data == b"[DONE]" {
@@ -146,8 +146,8 @@ fn text_in<'a>(field: Option<&'a Str<'_>>) -> Option<&'a str> {
     field.map(|text| &*text.0)
 }
 
-fn of_choices(choices: &[Choice<'_>]) -> Result<Said, Bad> {
-    let mut said = Said::default();
+fn of_choices(choices: &[Choice<'_>]) -> Result<EventContent, Bad> {
+    let mut said = EventContent::default();
     for choice in choices {
         if let Some(reason) = text_in(choice.finish_reason.as_ref()) {
             not_broken_off(reason)?;
@@ -178,8 +178,8 @@ impl Chunk<'_> {
     }
 
     /// An event of a response or a message.
-    fn of_kind(&self, kind: &str) -> Result<Said, Bad> {
-        let mut said = Said { generated: self.has_content(kind), ..Said::default() };
+    fn of_kind(&self, kind: &str) -> Result<EventContent, Bad> {
+        let mut said = EventContent { generated: self.has_content(kind), ..EventContent::default() };
         match kind {
             "response.completed" => (said.finished, said.done) = (true, true),
             "response.incomplete" => {

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use crate::{
     client::{
         self, Server,
-        event::{self, Bad, Said},
+        event::{self, Bad, EventContent},
         record::{Exchange, Failure, FailureClass, Outcome},
         sse,
     },
@@ -158,7 +158,7 @@ impl Watching {
     }
 
     fn event(&mut self, event: sse::Event<'_>, now_ns: u64) -> Result<(), Failure> {
-        let said = Said::read(event, self.seen.usage.as_ref()).map_err(Failure::from)?;
+        let said = EventContent::read(event, self.seen.usage.as_ref()).map_err(Failure::from)?;
         self.finished |= said.finished;
         if said.generated {
             self.generated(now_ns);

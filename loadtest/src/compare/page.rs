@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Comparison, Row, Verdict};
+use super::{Change, ComparedFigure, Comparison};
 use crate::{
     draw::{page, svg::escape},
     report::Report,
@@ -42,7 +42,7 @@ fn write(comparison: &Comparison, base: &Report, new: &Report, out: &mut String)
     intervals(&comparison.rows, out)?;
     writeln!(out, "<h2>Figures</h2>")?;
     let heads = ["figure", "base ms", "new ms", "change", "95 % interval", "p", "verdict"];
-    let cells = |row: &Row| row.cells().map(|cell| escape(&cell)).to_vec();
+    let cells = |row: &ComparedFigure| row.cells().map(|cell| escape(&cell)).to_vec();
     page::table(&heads, comparison.rows.iter().map(cells), out)?;
     writeln!(out, "<h2>Others</h2>")?;
     let plain = comparison.plain.iter().map(|plain| plain.cells().map(|cell| escape(&cell)).to_vec());
@@ -55,7 +55,7 @@ fn write(comparison: &Comparison, base: &Report, new: &Report, out: &mut String)
 }
 
 /// A line for each figure: its interval, and a dot at the change.
-fn intervals(rows: &[Row], out: &mut String) -> std::fmt::Result {
+fn intervals(rows: &[ComparedFigure], out: &mut String) -> std::fmt::Result {
     let judged: Vec<_> = rows.iter().filter_map(|row| Some((row, row.interval?))).collect();
     let reach =
         round_up(judged.iter().flat_map(|(_, (low, high))| [low.abs(), high.abs()]).fold(0.01, f64::max));
@@ -75,9 +75,9 @@ fn intervals(rows: &[Row], out: &mut String) -> std::fmt::Result {
     for (i, (row, (low, high))) in judged.iter().enumerate() {
         let y = TOP + (i as f64 + 0.5) * LINE;
         let colour = match row.verdict {
-            Verdict::Better => "c3",
-            Verdict::Worse => "c2",
-            Verdict::Same | Verdict::TooFew => "c1",
+            Change::Better => "c3",
+            Change::Worse => "c2",
+            Change::Same | Change::TooFew => "c1",
         };
         writeln!(
             out,

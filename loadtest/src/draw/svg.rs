@@ -16,7 +16,7 @@ const LOG_SPAN_MIN: f64 = 1e-4;
 
 /// How an axis places its values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scale {
+pub enum AxisScale {
     /// Evenly, from 0 on.
     Linear,
     /// By logarithm; what lies more than four decades below the highest value, 0 among it, is drawn at the
@@ -32,7 +32,7 @@ pub struct Axis {
     /// What it shows, with its unit.
     pub label: String,
     /// How values are placed along it.
-    pub scale: Scale,
+    pub scale: AxisScale,
 }
 
 /// One line of a plot, or points without one.
@@ -61,7 +61,7 @@ pub struct Plot {
 
 /// An axis with its range.
 struct Fitted {
-    scale: Scale,
+    scale: AxisScale,
     low: f64,
     high: f64,
 }
@@ -187,26 +187,26 @@ impl Line {
 // === impl Fitted ===
 
 impl Fitted {
-    fn new(scale: Scale, values: impl Iterator<Item = f64> + Clone) -> Self {
+    fn new(scale: AxisScale, values: impl Iterator<Item = f64> + Clone) -> Self {
         let low = values.clone().fold(f64::INFINITY, f64::min);
         let high = values.fold(f64::NEG_INFINITY, f64::max);
         let (low, high) = match scale {
-            Scale::Linear => (low.min(0.0), if high > 0.0 { high * 1.05 } else { 1.0 }),
-            Scale::Log => {
+            AxisScale::Linear => (low.min(0.0), if high > 0.0 { high * 1.05 } else { 1.0 }),
+            AxisScale::Log => {
                 let high = high.max(1e-9);
                 let low = low.max(high * LOG_SPAN_MIN);
                 (low / 1.1, (high * 1.1).max(low * 1.5))
             }
-            Scale::Tail => (0.0, high.clamp(90.0, 99.999)),
+            AxisScale::Tail => (0.0, high.clamp(90.0, 99.999)),
         };
         Self { scale, low, high }
     }
 
     fn project(&self, value: f64) -> f64 {
         match self.scale {
-            Scale::Linear => value,
-            Scale::Log => value.max(self.low).ln(),
-            Scale::Tail => -(1.0 - value.clamp(0.0, 99.9999) / 100.0).log10(),
+            AxisScale::Linear => value,
+            AxisScale::Log => value.max(self.low).ln(),
+            AxisScale::Tail => -(1.0 - value.clamp(0.0, 99.9999) / 100.0).log10(),
         }
     }
 
@@ -218,8 +218,8 @@ impl Fitted {
 
     fn ticks(&self) -> Vec<(f64, String)> {
         let values: Vec<f64> = match self.scale {
-            Scale::Linear => even(self.low, self.high),
-            Scale::Log => {
+            AxisScale::Linear => even(self.low, self.high),
+            AxisScale::Log => {
                 let decades = (self.high / self.low).log10();
                 let marks: &[f64] = if decades > 3.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
                 let first = self.low.log10().floor() as i32;
@@ -229,7 +229,7 @@ impl Fitted {
                 // Within less than a doubling there may be none.
                 if marks.len() < 2 { even(self.low, self.high) } else { marks }
             }
-            Scale::Tail => {
+            AxisScale::Tail => {
                 let marks = [0.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99];
                 marks.into_iter().filter(|&value| value <= self.high).collect()
             }
@@ -254,20 +254,25 @@ mod tests {
 
     use super::*;
 
-    fn plot(scale: Scale, points: Vec<(f64, f64)>) -> Plot {
+    fn plot(scale: AxisScale, points: Vec<(f64, f64)>) -> Plot {
         let axis = |label: &str, scale| Axis { label: label.into(), scale };
         let line = Line { name: "<b>".into(), points, dots: false };
-        Plot { title: "a & b".into(), x: axis("x", Scale::Linear), y: axis("y", scale), lines: vec![line] }
+        Plot {
+            title: "a & b".into(),
+            x: axis("x", AxisScale::Linear),
+            y: axis("y", scale),
+            lines: vec![line],
+        }
     }
 
     #[test]
     fn text_is_escaped_and_gaps_break_the_line() {
-        let svg =
-            plot(Scale::Log, vec![(0.0, 1.0), (1.0, 2.0), (2.0, f64::NAN), (3.0, 4.0), (4.0, 5.0)]).render();
+        let svg = plot(AxisScale::Log, vec![(0.0, 1.0), (1.0, 2.0), (2.0, f64::NAN), (3.0, 4.0), (4.0, 5.0)])
+            .render();
         let svg = svg.unwrap();
         assert!(svg.contains("a &amp; b") && svg.contains("&lt;b&gt;: 2 at 1") && !svg.contains("<b>"));
         assert_eq!(svg.matches("<polyline").count(), 2);
-        assert!(plot(Scale::Linear, vec![(0.0, f64::NAN)]).render().is_none());
+        assert!(plot(AxisScale::Linear, vec![(0.0, f64::NAN)]).render().is_none());
         assert_eq!(escape("\"'<>&"), "&quot;&#39;&lt;&gt;&amp;");
     }
 
@@ -283,7 +288,7 @@ mod tests {
         fn everything_stays_inside(
             points in prop::collection::vec((0.0f64..1e6, 1e-3f64..1e7), 1..50), log: bool,
         ) {
-            let scale = if log { Scale::Log } else { Scale::Linear };
+            let scale = if log { AxisScale::Log } else { AxisScale::Linear };
             let svg = plot(scale, points).render().unwrap();
             let numbers = |key: &str| svg.split(key).skip(1)
                 .map(|rest| rest.split('"').next().unwrap().parse::<f64>().unwrap()).collect::<Vec<_>>();

@@ -72,7 +72,7 @@ pub trait Listener {
     fn token(&mut self, token: Token);
 }
 
-/// Counters since the start, and gauges.
+/// What was counted since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Prompt tokens of admitted requests.

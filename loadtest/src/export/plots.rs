@@ -1,9 +1,9 @@
 //! Which plots a report has, and their lines. Draws nothing itself.
 
 use crate::{
-    draw::svg::{Axis, Line, Plot, Scale, escape},
+    draw::svg::{Axis, AxisScale, Line, Plot, escape},
     report::Report,
-    scrape::{Metric, Scraped},
+    scrape::{Scraped, ScrapedSeries},
     stats::{
         hdr,
         samples::{ITL_HALF_MAGNITUDE, Sample},
@@ -52,8 +52,8 @@ fn percentiles(title: &str, mut values: Vec<(f64, u64)>) -> Plot {
     }
     Plot {
         title: format!("{title} by percentile"),
-        x: Axis { label: "percentile".into(), scale: Scale::Tail },
-        y: Axis { label: "ms".into(), scale: Scale::Log },
+        x: Axis { label: "percentile".into(), scale: AxisScale::Tail },
+        y: Axis { label: "ms".into(), scale: AxisScale::Log },
         lines: vec![Line { name: title.into(), points, dots: false }],
     }
 }
@@ -70,9 +70,9 @@ pub fn timelines(report: &Report) -> Vec<(&'static str, Plot)> {
     };
     let counts = |list: &[u64]| list.iter().enumerate().map(|(i, &n)| point(i, n as f64)).collect();
     let line = |name: &str, points: Vec<(f64, f64)>| Line { name: name.into(), points, dots: false };
-    let plot = |title: &str, y: &str, scale: Scale, lines: Vec<Line>| Plot {
+    let plot = |title: &str, y: &str, scale: AxisScale, lines: Vec<Line>| Plot {
         title: title.into(),
-        x: Axis { label: "seconds".into(), scale: Scale::Linear },
+        x: Axis { label: "seconds".into(), scale: AxisScale::Linear },
         y: Axis { label: y.into(), scale },
         lines,
     };
@@ -85,15 +85,15 @@ pub fn timelines(report: &Report) -> Vec<(&'static str, Plot)> {
     vec![
         (
             "Time to first token, by when requests were due",
-            plot("Time to first token", "ms", Scale::Log, ttft),
+            plot("Time to first token", "ms", AxisScale::Log, ttft),
         ),
-        ("Requests a second", plot("Requests a second", "requests/s", Scale::Linear, flow)),
+        ("Requests a second", plot("Requests a second", "requests/s", AxisScale::Linear, flow)),
         (
             "Requests under way",
             plot(
                 "Requests under way",
                 "requests",
-                Scale::Linear,
+                AxisScale::Linear,
                 vec![line("under way", counts(&series.in_flight))],
             ),
         ),
@@ -102,7 +102,7 @@ pub fn timelines(report: &Report) -> Vec<(&'static str, Plot)> {
             plot(
                 "Generated tokens a second",
                 "tokens/s",
-                Scale::Linear,
+                AxisScale::Linear,
                 vec![line("generated", rates(&series.output_tokens))],
             ),
         ),
@@ -114,19 +114,19 @@ const GAUGES_MAX: usize = 8;
 
 /// The gauges that moved, over time.
 pub fn gauges(server: &Scraped) -> Vec<(String, Plot)> {
-    let moved = |metric: &&Metric| !metric.counter && metric.max > metric.min;
-    let mut gauges: Vec<&Metric> = server.series.iter().filter(moved).collect();
-    let spread = |metric: &Metric| (metric.max - metric.min) / metric.max.abs().max(metric.min.abs());
+    let moved = |metric: &&ScrapedSeries| !metric.counter && metric.max > metric.min;
+    let mut gauges: Vec<&ScrapedSeries> = server.series.iter().filter(moved).collect();
+    let spread = |metric: &ScrapedSeries| (metric.max - metric.min) / metric.max.abs().max(metric.min.abs());
     gauges.sort_by(|a, b| spread(b).total_cmp(&spread(a)).then_with(|| a.name.cmp(&b.name)));
     gauges.truncate(GAUGES_MAX);
-    let plot = |metric: &Metric| {
+    let plot = |metric: &ScrapedSeries| {
         let points =
             server.times_s.iter().zip(&metric.points).map(|(&s, y)| (s, y.unwrap_or(f64::NAN))).collect();
         let name = metric.name.clone();
         let plot = Plot {
             title: format!("{name} over time"),
-            x: Axis { label: "seconds".into(), scale: Scale::Linear },
-            y: Axis { label: "value".into(), scale: Scale::Linear },
+            x: Axis { label: "seconds".into(), scale: AxisScale::Linear },
+            y: Axis { label: "value".into(), scale: AxisScale::Linear },
             lines: vec![Line { name, points, dots: false }],
         };
         (escape(&metric.name), plot)

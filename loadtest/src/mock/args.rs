@@ -86,8 +86,8 @@ pub struct MockArgs {
     #[arg(long, value_name = "PORT", default_value_t = 5657, requires = "kv_events")]
     pub kv_replay_base_port: u16,
     /// Whose events: vLLM's from v0.24 on, older ones, SGLang's newest, older ones
-    #[arg(long, value_enum, default_value_t = Format::VllmMap, requires = "kv_events")]
-    pub kv_events_format: Format,
+    #[arg(long, value_enum, default_value_t = EventFormat::VllmMap, requires = "kv_events")]
+    pub kv_events_format: EventFormat,
     /// Threads that serve HTTP [default: the machine's, at most 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub threads: Option<u8>,
@@ -116,7 +116,7 @@ pub struct EngineArgs {
 /// The forms of KV events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[expect(missing_docs, reason = "the names say it; the option's help says more")]
-pub enum Format {
+pub enum EventFormat {
     VllmMap,
     VllmArray,
     SglangMap,
@@ -164,10 +164,10 @@ impl MockArgs {
                 base_port: self.kv_events_base_port,
                 replay_base_port: self.kv_replay_base_port,
                 format: match self.kv_events_format {
-                    Format::VllmMap => WireFormat::VllmMap,
-                    Format::VllmArray => WireFormat::VllmArray,
-                    Format::SglangMap => WireFormat::SglangMap,
-                    Format::SglangArray => WireFormat::SglangArray,
+                    EventFormat::VllmMap => WireFormat::VllmMap,
+                    EventFormat::VllmArray => WireFormat::VllmArray,
+                    EventFormat::SglangMap => WireFormat::SglangMap,
+                    EventFormat::SglangArray => WireFormat::SglangArray,
                 },
             }),
         })

@@ -1,4 +1,4 @@
-//! Reads an OpenAI request body: what the mock has to know of it, and nothing of what only a real model would
+//! Reads the body of an OpenAI or Anthropic request: what the mock has to know of it, and nothing of what only a real model would
 //! heed (temperature, stop strings, tools' meaning). Answers nothing.
 
 use std::borrow::Cow;

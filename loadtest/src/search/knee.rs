@@ -31,9 +31,9 @@ pub struct Probe {
 
 /// How the search ended, with the loads it found.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Found {
+pub enum Knee {
     /// The objective is kept at `low` and lost at `high`, each on average over its probes; `load` lies
-    /// between, where the straight line between both attainments crosses 1.
+    /// between, where the line between both attainments, straight over the load's logarithm, crosses 1.
     Knee {
         /// The most load that keeps the objective.
         load: f64,
@@ -65,7 +65,7 @@ pub enum Step {
     /// Measure at this load, then call [`Search::add`].
     Try(f64),
     /// The search is over.
-    Done(Found),
+    Done(Knee),
 }
 
 impl Search {
@@ -113,9 +113,9 @@ impl Search {
             return Step::Try(clamp(from));
         }
         match (self.low, self.high) {
-            (Some(low), None) if low >= to => Step::Done(Found::AboveAll(low)),
+            (Some(low), None) if low >= to => Step::Done(Knee::AboveAll(low)),
             (Some(low), None) => Step::Try(clamp(low * 2.0)),
-            (None, Some(high)) if self.is_lowest(high) => Step::Done(Found::BelowAll(high)),
+            (None, Some(high)) if self.is_lowest(high) => Step::Done(Knee::BelowAll(high)),
             (None, Some(high)) => Step::Try(self.round(high / 2.0)),
             (Some(low), Some(high)) => {
                 let exhausted = self.probes.len() >= limits::SEARCH_PROBES_MAX;
@@ -131,14 +131,14 @@ impl Search {
         }
     }
 
-    fn knee(&self, low: f64, high: f64) -> Found {
+    fn knee(&self, low: f64, high: f64) -> Knee {
         let attainment = |load| self.pooled(load).map_or(1.0, |(attainment, _)| attainment);
         let (above, below) = (attainment(low) - 1.0, 1.0 - attainment(high));
         let share = if above + below > 0.0 { (above / (above + below)).clamp(0.0, 1.0) } else { 0.5 };
         let load = self.round(low * (high / low).powf(share)).max(low);
         // Between two whole numbers there is none: the lower one keeps the objective.
         let load = if self.settings.whole { low } else { load };
-        Found::Knee { load, low, high }
+        Knee::Knee { load, low, high }
     }
 
     /// Mean attainment at `load` over all its probes, by requests, and how many probes.

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::{ProbeReport, SearchReport};
 use crate::draw::{
     page,
-    svg::{Axis, Line, Plot, Scale, escape},
+    svg::{Axis, AxisScale, Line, Plot, escape},
 };
 
 /// Renders `report` as one HTML page: the load found, plots, and a row for each probe.
@@ -49,7 +49,7 @@ fn plots(report: &SearchReport) -> Vec<(&'static str, Plot)> {
     let line = |name: &str, points, dots| Line { name: name.into(), points, dots };
     let plot = |title: &str, y: &str, scale, lines| Plot {
         title: title.into(),
-        x: axis(&report.over, Scale::Log),
+        x: axis(&report.over, AxisScale::Log),
         y: axis(y, scale),
         lines,
     };
@@ -62,8 +62,8 @@ fn plots(report: &SearchReport) -> Vec<(&'static str, Plot)> {
         line("99th percentile", points(&|probe| probe.ttft_p99), true),
     ];
     vec![
-        ("Attainment by load", plot("Attainment by load", "attainment", Scale::Linear, attainment)),
-        ("Time to first token by load", plot("Time to first token by load", "ms", Scale::Log, ttft)),
+        ("Attainment by load", plot("Attainment by load", "attainment", AxisScale::Linear, attainment)),
+        ("Time to first token by load", plot("Time to first token by load", "ms", AxisScale::Log, ttft)),
     ]
 }
 

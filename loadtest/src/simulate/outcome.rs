@@ -37,7 +37,7 @@ pub struct Figures {
     pub requests: u64,
     /// Requests that no worker could ever hold.
     pub refused: u64,
-    /// From the first arrival to the last token, in seconds of virtual time.
+    /// Seconds of virtual time from the schedule's zero to the last token.
     pub elapsed_s: f64,
     /// Share of prompt tokens found cached.
     pub cached: f64,

@@ -2,17 +2,17 @@
 
 use std::fmt::Write as _;
 
-use super::{outcome::Figures, report::Report};
+use super::{outcome::Figures, report::SimulationReport};
 
 /// Renders `report` as a table with a line for each fleet.
-pub(super) fn render(report: &Report) -> String {
+pub(super) fn render(report: &SimulationReport) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.
     let _ = write(report, &mut out);
     out
 }
 
-fn write(report: &Report, out: &mut String) -> std::fmt::Result {
+fn write(report: &SimulationReport, out: &mut String) -> std::fmt::Result {
     writeln!(
         out,
         "{}: {} requests at {:.2}/s, {} prompt and {} output tokens",

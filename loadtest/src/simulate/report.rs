@@ -6,7 +6,7 @@ use super::outcome::Figures;
 
 /// All that `simulate` finds, in the shape that `--json` prints.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct SimulationReport {
     /// Name and version of this shape: `keyway-loadtest/simulate/1`.
     pub format: &'static str,
     /// Version of this program.
@@ -36,12 +36,12 @@ pub struct Report {
     /// The figures of every fleet simulated, in the order of simulation.
     pub runs: Vec<Figures>,
     /// The answers of `--find-workers`.
-    pub found: Vec<Found>,
+    pub found: Vec<WorkersNeeded>,
 }
 
 /// How many workers a policy needs.
 #[derive(Debug, Serialize)]
-pub struct Found {
+pub struct WorkersNeeded {
     /// Name of the policy, as on the command line.
     pub policy: String,
     /// The fewest that meet the SLO; null if not even the most do.

@@ -4,7 +4,7 @@ use std::io::Write as _;
 
 use clap::Parser;
 
-use super::{Report, simulate};
+use super::{SimulationReport, simulate};
 use crate::args::simulate::SimulateArgs;
 
 #[derive(Parser)]
@@ -29,7 +29,7 @@ fn trace(talks: u64, turns: u64, gap_ms: u64) -> tempfile::NamedTempFile {
     file
 }
 
-fn run(file: &tempfile::NamedTempFile, options: &str) -> Report {
+fn run(file: &tempfile::NamedTempFile, options: &str) -> SimulationReport {
     let path = file.path().to_str().unwrap();
     let words =
         ["simulate", "--trace", path, "--index-mib", "8"].into_iter().chain(options.split_whitespace());

@@ -33,13 +33,13 @@ pub struct Sample {
 
 /// Collects single good answers, at most [`limits::SAMPLES_MAX`] of them.
 #[derive(Debug, Clone, Default)]
-pub struct Samples {
+pub struct Reservoir {
     /// By (hash of the number, number): the last is the first to go.
     kept: BTreeMap<(u64, usize), Sample>,
     seen: u64,
 }
 
-/// Samples in the shape of run.json: a list for each figure, all of the same length.
+/// Reservoir in the shape of run.json: a list for each figure, all of the same length.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Columns {
     /// Good answers; more than are kept if there were too many.
@@ -61,9 +61,9 @@ pub struct Columns {
     pub itl: Box<RawValue>,
 }
 
-// === impl Samples ===
+// === impl Reservoir ===
 
-impl Samples {
+impl Reservoir {
     /// Adds a good answer.
     pub fn add(&mut self, record: &Record) {
         self.seen += 1;
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn columns_are_read_back() {
-        let mut samples = Samples::default();
+        let mut samples = Reservoir::default();
         for row in [3, 1, 2] {
             let mut record = good(10 * row, 10 * row, 10 * row + 7, 10 * row + 20);
             record.row = row as usize;
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn of_a_long_run_the_same_requests_are_kept_whatever_the_order() {
         let rows = |order: &mut dyn Iterator<Item = usize>| {
-            let mut samples = Samples::default();
+            let mut samples = Reservoir::default();
             for row in order {
                 samples.add(&crate::client::record::Record { row, ..good(0, 0, 1, 2) });
             }

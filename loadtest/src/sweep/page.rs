@@ -6,7 +6,7 @@ use super::{Point, SweepReport};
 use crate::{
     draw::{
         page,
-        svg::{Axis, Line, Plot, Scale, escape, short},
+        svg::{Axis, AxisScale, Line, Plot, escape, short},
     },
     report::Status,
     stats::Summary,
@@ -90,7 +90,7 @@ fn plots(groups: &[(String, Vec<&Point>)]) -> Vec<(&'static str, Plot)> {
     } else {
         "requests/s offered"
     };
-    let plot = |title: &'static str, x: &str, of_x: Value, y: &str, scale: Scale, of_y: Value| {
+    let plot = |title: &'static str, x: &str, of_x: Value, y: &str, scale: AxisScale, of_y: Value| {
         let line = |(name, list): &(String, Vec<&Point>)| Line {
             name: name.clone(),
             points: list.iter().filter_map(|p| Some((of_x(p)?, of_y(p)?))).collect(),
@@ -98,25 +98,25 @@ fn plots(groups: &[(String, Vec<&Point>)]) -> Vec<(&'static str, Plot)> {
         };
         let lines: Vec<Line> = groups.iter().map(line).collect();
         let axis = |label: &str, scale| Axis { label: label.into(), scale };
-        (title, Plot { title: title.into(), x: axis(x, Scale::Linear), y: axis(y, scale), lines })
+        (title, Plot { title: title.into(), x: axis(x, AxisScale::Linear), y: axis(y, scale), lines })
     };
     let ttft = |p: &Point| Some(p.ttft?.p50);
     let tail = |p: &Point| Some(p.ttft?.p99);
     let tpot = |p: &Point| Some(p.tpot?.p50);
     vec![
-        plot("Time to first token, median", unit, load, "ms", Scale::Log, ttft),
-        plot("Time to first token, 99th percentile", unit, load, "ms", Scale::Log, tail),
-        plot("Time per output token, median", unit, load, "ms", Scale::Linear, tpot),
-        plot("Answers a second", unit, load, "requests/s", Scale::Linear, |p| Some(p.requests_per_s)),
+        plot("Time to first token, median", unit, load, "ms", AxisScale::Log, ttft),
+        plot("Time to first token, 99th percentile", unit, load, "ms", AxisScale::Log, tail),
+        plot("Time per output token, median", unit, load, "ms", AxisScale::Linear, tpot),
+        plot("Answers a second", unit, load, "requests/s", AxisScale::Linear, |p| Some(p.requests_per_s)),
         plot(
             "Generated tokens a second against each user's wait per token",
             "ms per output token",
             tpot,
             "tokens/s",
-            Scale::Linear,
+            AxisScale::Linear,
             |p| Some(p.output_tokens_per_s),
         ),
-        plot("Requests that keep the objective", unit, load, "%", Scale::Linear, |p| {
+        plot("Requests that keep the objective", unit, load, "%", AxisScale::Linear, |p| {
             Some(p.goodput? * 100.0)
         }),
     ]

@@ -25,7 +25,7 @@ const LEFT_OUT_MAX: u64 = 4;
 
 /// What a file's lines are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Format {
+pub enum TraceFormat {
     /// Mooncake's JSON lines: times in milliseconds, one id for each 512 tokens.
     Mooncake,
     /// Bailian's JSON lines, told by `chat_id`: times in seconds, one id for each 16 tokens.
@@ -56,7 +56,7 @@ struct JsonRow {
     hash_ids: Box<[u64]>,
 }
 
-impl Format {
+impl TraceFormat {
     /// The format of a file that begins with `line`, and whether that line is a header. A line of no known
     /// format is taken for Mooncake's, whose reader then says what is missing.
     pub fn detect(line: &str) -> (Self, bool) {
@@ -189,7 +189,7 @@ mod tests {
     fn rows(text: &str) -> Result<Vec<Row>, String> {
         let mut lines = text.lines();
         let first = lines.next().unwrap();
-        let (mut format, header) = Format::detect(first);
+        let (mut format, header) = TraceFormat::detect(first);
         let first = (!header).then_some(first);
         first.into_iter().chain(lines).map(|line| format.read(line)).collect()
     }
@@ -234,8 +234,8 @@ mod tests {
     #[test]
     fn bailian_counts_seconds_and_blocks_of_sixteen() {
         let line = r#"{"chat_id": 1, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 20, "output_length": 3, "type": "text", "turn": 1, "hash_ids": [7, 8]}"#;
-        let (mut format, header) = Format::detect(line);
-        assert_eq!((&format, header, format.block_tokens()), (&Format::Bailian, false, 16));
+        let (mut format, header) = TraceFormat::detect(line);
+        assert_eq!((&format, header, format.block_tokens()), (&TraceFormat::Bailian, false, 16));
         let row = format.read(line).unwrap();
         assert_eq!((row.timestamp_ms, &*row.blocks), (61_114, &[7, 8][..]));
     }
@@ -243,11 +243,14 @@ mod tests {
     #[test]
     fn vllm_s_timed_traces_are_told_by_their_many_ids() {
         let line = r#"{"timestamp": 1.5, "input_length": 40, "output_length": 3, "hash_ids": [7, 8, 9]}"#;
-        let (mut format, _) = Format::detect(line);
-        assert_eq!((&format, format.block_tokens(), format.name()), (&Format::VllmTimed, 16, "vllm-timed"));
+        let (mut format, _) = TraceFormat::detect(line);
+        assert_eq!(
+            (&format, format.block_tokens(), format.name()),
+            (&TraceFormat::VllmTimed, 16, "vllm-timed")
+        );
         assert_eq!(format.read(line).unwrap().timestamp_ms, 1500);
         let line = r#"{"timestamp": 1, "input_length": 513, "output_length": 3, "hash_ids": [7, 8]}"#;
-        assert_eq!(Format::detect(line).0, Format::Mooncake);
+        assert_eq!(TraceFormat::detect(line).0, TraceFormat::Mooncake);
     }
 
     #[test]

@@ -17,12 +17,12 @@ pub struct Reuse {
     /// Tokens of a full block.
     pub block_tokens: u32,
     /// One for each size, and last the unbounded cache.
-    pub caches: Vec<Cache>,
+    pub caches: Vec<CacheReuse>,
 }
 
 /// One reference cache, and what it could reuse.
 #[derive(Debug, Serialize)]
-pub struct Cache {
+pub struct CacheReuse {
     /// Its blocks; none if it is unbounded.
     pub blocks: Option<usize>,
     /// Prompt tokens it held already.
@@ -42,7 +42,7 @@ impl Reuse {
             let asked = rows.clone().map(|i| oracle.ask(scale.blocks(i, &trace.rows[i])));
             let reused_tokens: u64 =
                 asked.map(|reusable| reusable.pooled.unwrap_or(reusable.unbounded)).sum();
-            Cache { blocks, reused_tokens, reused: reused_tokens as f64 / prompt_tokens as f64 }
+            CacheReuse { blocks, reused_tokens, reused: reused_tokens as f64 / prompt_tokens as f64 }
         };
         let caches = sizes.iter().map(|&blocks| cache(Some(blocks))).chain([cache(None)]).collect();
         let (requests, block_tokens) = (rows.len(), scale.block_tokens());

@@ -5,7 +5,7 @@ use std::{collections::HashSet, fmt::Write as _, path::Path};
 
 use serde::Serialize;
 
-use crate::trace::{Lines, Row, Trace, TraceError, checked, formats::Format, weka};
+use crate::trace::{Lines, Row, Trace, TraceError, checked, formats::TraceFormat, weka};
 
 /// Mistakes shown; the rest is counted.
 const SHOWN_MAX: usize = 20;
@@ -72,7 +72,7 @@ fn lines(path: &Path, findings: &mut Findings) -> Result<(Vec<Row>, u32), TraceE
     if rows.is_empty() && findings.bad_lines == 0 {
         return Err(TraceError::Empty(path.into()));
     }
-    findings.format = lines.format.as_ref().map_or("unknown", Format::name).into();
+    findings.format = lines.format.as_ref().map_or("unknown", TraceFormat::name).into();
     Ok((rows, lines.block_tokens()))
 }
 

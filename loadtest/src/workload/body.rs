@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fmt::Write as _};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 
-use crate::workload::{Ask, conversation::History, prompt::PromptText, texts::Said};
+use crate::workload::{Ask, conversation::History, prompt::PromptText, texts::Utterance};
 
 /// Where requests go and how the prompt is wrapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -168,13 +168,13 @@ impl Bodies {
                 }
                 body.extend_from_slice(close.as_bytes());
             }
-            Some(Said::Text(text)) => {
+            Some(Utterance::Text(text)) => {
                 let quoted = serde_json::Value::from(&**text).to_string();
                 body.extend_from_slice(open.trim_end_matches('"').as_bytes());
                 body.extend_from_slice(quoted.as_bytes());
                 body.extend_from_slice(close.trim_start_matches('"').as_bytes());
             }
-            Some(Said::Messages(messages)) => {
+            Some(Utterance::Messages(messages)) => {
                 // The file's reader has seen that it is a list.
                 let list = messages.get().trim();
                 let inner = list.strip_prefix('[').and_then(|list| list.strip_suffix(']')).unwrap_or(list);
@@ -251,7 +251,7 @@ mod tests {
         let mut history = History::default();
         let first: Value = serde_json::from_slice(&bodies.make(&ask([0, 1, 2]), Some(&mut history))).unwrap();
         history.add_reply(0, &crate::workload::conversation::Reply { text: "so \"so\"".into(), tokens: 4 });
-        let said = Said::Text("and \"then\"\n".into());
+        let said = Utterance::Text("and \"then\"\n".into());
         let next = Ask { said: Some(said), ..ask([3, 4, 5]) };
         let second: Value = serde_json::from_slice(&bodies.make(&next, Some(&mut history))).unwrap();
         let roles: Vec<_> =
@@ -268,7 +268,7 @@ mod tests {
         let raw = serde_json::value::RawValue::from_string(
             r#"[{"role":"system","content":"[s]"}, {"role":"user","content":"u"}]"#.into(),
         );
-        let own = Ask { said: Some(Said::Messages(raw.unwrap().into())), ..ask([0, 1, 2]) };
+        let own = Ask { said: Some(Utterance::Messages(raw.unwrap().into())), ..ask([0, 1, 2]) };
         let bodies = Bodies::new(Endpoint::Chat, "m", true, 42, 1.0);
         let body: Value = serde_json::from_slice(&bodies.make(&own, None)).unwrap();
         assert_eq!(body["messages"][0]["content"], "[s]");

@@ -46,7 +46,7 @@ pub enum TextError {
 
 /// What a person says.
 #[derive(Debug, Clone)]
-pub enum Said {
+pub enum Utterance {
     /// Text, as one message of the user.
     Text(Arc<str>),
     /// A list of messages in JSON, as it is.
@@ -68,7 +68,7 @@ pub enum Answer {
 #[derive(Debug, Clone)]
 pub struct Turn {
     /// The prompt, or its newest message.
-    pub said: Said,
+    pub said: Utterance,
     /// How long the answer to it shall be.
     pub answer: Answer,
 }
@@ -131,8 +131,10 @@ impl Texts {
             let own: OwnLine =
                 serde_json::from_str(line).map_err(|e| content(i, format!("not a request: {e}")))?;
             let said = match (own.prompt, own.messages) {
-                (Some(prompt), None) if !prompt.is_empty() => Said::Text(prompt.into()),
-                (None, Some(messages)) if messages.get().starts_with('[') => Said::Messages(messages.into()),
+                (Some(prompt), None) if !prompt.is_empty() => Utterance::Text(prompt.into()),
+                (None, Some(messages)) if messages.get().starts_with('[') => {
+                    Utterance::Messages(messages.into())
+                }
                 _ => return Err(content(i, "give either `prompt`, a text, or `messages`, a list".into())),
             };
             let answer = own.max_tokens.map_or(Answer::Open, |tokens| Answer::Tokens(tokens.max(1)));
@@ -154,7 +156,7 @@ impl Texts {
     /// Whether every request is one text.
     pub fn is_plain(&self) -> bool {
         self.is_single_turn()
-            && self.conversations.iter().flatten().all(|turn| matches!(turn.said, Said::Text(_)))
+            && self.conversations.iter().flatten().all(|turn| matches!(turn.said, Utterance::Text(_)))
     }
 
     /// The number of turns of each conversation, cut to `most` (its mean counts).
@@ -180,7 +182,7 @@ fn turns(shared: Shared<'_>) -> Vec<Turn> {
             && matches!(&*pair[1].from, "gpt" | "chatgpt" | "assistant")
     });
     let turn = |pair: &[SharedTurn<'_>]| Turn {
-        said: Said::Text(pair[0].value.as_str().into()),
+        said: Utterance::Text(pair[0].value.as_str().into()),
         answer: Answer::Bytes(pair[1].value.len()),
     };
     pairs.filter(|pair| !pair[0].value.is_empty()).map(turn).take(conversation::TURNS_MAX).collect()

@@ -13,7 +13,7 @@ mod store;
 use keyway_kernels::compute::Compute;
 use keyway_kernels::fabric::{Fabric, FabricError};
 use keyway_kernels::moe::Placement;
-use keyway_kernels::moe::parallel::{Experts, Tokens, capacity_for};
+use keyway_kernels::moe::parallel::{Experts, LayerTokens, capacity_for};
 
 pub(super) use self::exchange::{Exchange, Widest};
 pub(crate) use self::group::{ExpertGroup, GroupError, GroupOptions, Supervisor};
@@ -62,7 +62,7 @@ impl Spread {
         compute: &Compute,
         bank: &Bank,
         inner: &mut Inner,
-        tokens: Tokens<'_>,
+        tokens: LayerTokens<'_>,
         out: &mut [f32],
     ) -> Result<(), FabricError> {
         match self {

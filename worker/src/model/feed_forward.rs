@@ -3,7 +3,7 @@
 use keyway_kernels::compute::Compute;
 use keyway_kernels::elementwise::{add_assign, clamped_gate_mul, silu_mul};
 use keyway_kernels::fabric::FabricError;
-use keyway_kernels::moe::parallel::Tokens;
+use keyway_kernels::moe::parallel::LayerTokens;
 use keyway_kernels::moe::{self, Grouping};
 
 use super::config::Gate;
@@ -61,7 +61,7 @@ impl FeedForwardBuffers {
                 let top = weights.shape.routing.top;
                 if let Some(group) = &mut self.group {
                     let (ids, weights_of_ids) = (&self.ids, &self.weights);
-                    let tokens = Tokens { layer: layer as u32, top, x, ids, weights: weights_of_ids };
+                    let tokens = LayerTokens { layer: layer as u32, top, x, ids, weights: weights_of_ids };
                     group.run(compute, &weights.experts, &mut self.inner, tokens, out)?;
                 } else {
                     self.run_experts(compute, weights, x);
@@ -89,7 +89,7 @@ impl FeedForwardBuffers {
             return Ok(());
         };
         let top = weights.shape.routing.top;
-        let none = Tokens { layer: layer as u32, top, x: &[], ids: &[], weights: &[] };
+        let none = LayerTokens { layer: layer as u32, top, x: &[], ids: &[], weights: &[] };
         group.run(compute, &weights.experts, &mut self.inner, none, &mut [])
     }
 

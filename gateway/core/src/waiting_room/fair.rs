@@ -204,7 +204,7 @@ pub struct Begun {
     pub requests: f64,
     /// Their tokens, as they said when they came.
     pub tokens: f64,
-    /// Tokens of them that workers compute: what their owners were charged for.
+    /// Tokens of them that workers compute; in the room's own sums divided by their owners' weights.
     pub charged: f64,
 }
 

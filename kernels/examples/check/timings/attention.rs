@@ -3,7 +3,9 @@
 
 use half::bf16;
 use keyway_kernels::cuda::matmul::Unit;
-use keyway_kernels::cuda::paged_attention::{self, Batch, Cut, HeadKind, KvType, Pages, Plan, Sequence};
+use keyway_kernels::cuda::paged_attention::{
+    self, AttentionCut, AttentionPlan, Batch, HeadKind, KvType, Pages, Sequence,
+};
 use keyway_kernels::cuda::{Launch, Slice};
 
 use super::{PAGE_SIZE, Work};
@@ -92,15 +94,20 @@ impl Attention {
     }
 
     /// How the worker cuts it.
-    pub(crate) fn chosen(&self, processors: usize) -> Cut {
+    pub(crate) fn chosen(&self, processors: usize) -> AttentionCut {
         let Pages { kind, kv_heads, .. } = self.cache;
-        Cut::choose(&self.sequences, kind, kv_heads, self.heads / kv_heads, processors)
+        AttentionCut::choose(&self.sequences, kind, kv_heads, self.heads / kv_heads, processors)
     }
 
     /// Cut so, with states joined at fixed positions or, `carried`, where blocks end.
-    pub(crate) fn launches(&self, lab: &mut Lab<'_>, cut: Cut, carried: bool) -> Result<Vec<Launch>, String> {
+    pub(crate) fn launches(
+        &self,
+        lab: &mut Lab<'_>,
+        cut: AttentionCut,
+        carried: bool,
+    ) -> Result<Vec<Launch>, String> {
         let Pages { kind, kv_heads, .. } = self.cache;
-        let plan = if carried { Plan::carried } else { Plan::new };
+        let plan = if carried { AttentionPlan::carried } else { AttentionPlan::new };
         let plan = plan(&self.sequences, self.heads / kv_heads, None, cut);
         let batch = Batch {
             plan: &plan,

@@ -1,7 +1,7 @@
 //! Products of M rows by a weight of N outputs and K inputs, at the shapes of the roofline table.
 
 use half::bf16;
-use keyway_kernels::cuda::matmul::{self, Cut, Out, Packed, Shape, Unit, Weights};
+use keyway_kernels::cuda::matmul::{self, Out, Packed, ProductCut, Shape, Unit, Weights};
 use keyway_kernels::cuda::{Launch, Slice};
 
 use super::{Work, scales};
@@ -41,7 +41,7 @@ impl Product {
     pub(crate) fn launches(
         &self,
         lab: &mut Lab<'_>,
-        cut: Cut,
+        cut: ProductCut,
         split_tiles: Option<usize>,
     ) -> Result<Vec<Launch>, String> {
         let Self { shape, rows, packed, x, y } = self;
@@ -58,7 +58,7 @@ impl Product {
     /// As the worker launches it.
     pub(crate) fn work(&self, lab: &mut Lab<'_>) -> Result<Work, String> {
         let Self { shape, rows, packed, .. } = self;
-        let launches = self.launches(lab, Cut::choose(*shape, *rows), None)?;
+        let launches = self.launches(lab, ProductCut::choose(*shape, *rows), None)?;
         let scale_bytes = packed.scales.map_or(0, |s| s.len * 4);
         let bytes = (shape.packed_bytes() + scale_bytes + 2 * rows * (shape.outputs + shape.inputs)) as u64;
         Ok(Work { launches, bytes, operations: 2 * (rows * shape.outputs) as u64 * shape.inputs as u64 })

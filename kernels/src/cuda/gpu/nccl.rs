@@ -1,5 +1,5 @@
 //! Messages between GPUs by NCCL's grouped sends and receives: over NVLink, PCIe or a network, whatever it
-//! finds. It is the mover of a [`Grouped`](crate::fabric::Grouped) fabric, whose messages lie in page-locked
+//! finds. It is the mover of a [`GroupedRank`](crate::fabric::GroupedRank) fabric, whose messages lie in page-locked
 //! memory of the host; ranks whose GPUs reach each other's memory leave theirs on the device and take
 //! [`Peers`](crate::cuda::peer::Peers). The library, `libnccl.so`, is loaded at run time.
 //!

@@ -52,7 +52,7 @@ impl Mover for Channels {
 }
 
 /// A group whose control is made of threads too; rank `i` hears nothing after `breaks[i]` swaps.
-pub(in crate::fabric) fn group(size: usize, capacity: usize, breaks: &[usize]) -> Vec<Grouped<Channels>> {
+pub(in crate::fabric) fn group(size: usize, capacity: usize, breaks: &[usize]) -> Vec<GroupedRank<Channels>> {
     let mut to: Vec<Vec<Sender<Vec<u32>>>> = (0..size).map(|_| Vec::new()).collect();
     let mut from: Vec<Vec<Receiver<Vec<u32>>>> = (0..size).map(|_| Vec::new()).collect();
     for sender in &mut to {
@@ -67,12 +67,12 @@ pub(in crate::fabric) fn group(size: usize, capacity: usize, breaks: &[usize]) -
         let breaks_after = breaks.get(rank).copied().unwrap_or(usize::MAX);
         let boxes = || vec![Vec::new(); size];
         let mover = Channels { to, from, outboxes: boxes(), inboxes: boxes(), breaks_after };
-        Grouped::new(Box::new(control), mover, capacity)
+        GroupedRank::new(Box::new(control), mover, capacity)
     });
     made.collect()
 }
 
-fn send_all(rank: &mut Grouped<Channels>, words: usize) {
+fn send_all(rank: &mut GroupedRank<Channels>, words: usize) {
     for to in (0..rank.size()).filter(|to| *to != rank.rank()).collect::<Vec<_>>() {
         rank.outbox(to, words).unwrap().fill(7);
     }

@@ -77,8 +77,8 @@ impl Batch {
         }
     }
 
-    fn tokens(&self, top: usize) -> Tokens<'_> {
-        Tokens { layer: LAYER, top, x: &self.x, ids: &self.ids, weights: &self.weights }
+    fn tokens(&self, top: usize) -> LayerTokens<'_> {
+        LayerTokens { layer: LAYER, top, x: &self.x, ids: &self.ids, weights: &self.weights }
     }
 
     /// The layer as one rank computes it alone, token by token, expert by expert.

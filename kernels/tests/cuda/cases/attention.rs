@@ -4,7 +4,7 @@
 use half::bf16;
 use keyway_kernels::cuda::matmul::Unit;
 use keyway_kernels::cuda::paged_attention::{
-    Batch, CHUNK, Cut, HeadKind, KvType, Pages, Plan, Sequence, launch,
+    AttentionCut, AttentionPlan, Batch, CHUNK, HeadKind, KvType, Pages, Sequence, launch,
 };
 use keyway_kernels::kv_cache::{KvCache, KvShape};
 use keyway_kernels::paged_attention::{Queries, oracle};
@@ -124,7 +124,7 @@ fn nan_shows(lab: &mut Lab<'_>, setup: &Setup) -> Result<(), String> {
             let (bytes, dim) =
                 if of_key { (&mut data.key_bytes, key_dim) } else { (&mut data.value_bytes, value_dim) };
             bytes[0][position * setup.kv_heads * dim + element] = code;
-            let out = data.run(lab, setup, 16, Cut { rows, chunks: None }, &[0])?;
+            let out = data.run(lab, setup, 16, AttentionCut { rows, chunks: None }, &[0])?;
             for (i, value) in out.iter().enumerate() {
                 let of_head = i / value_dim % setup.heads() < setup.group;
                 let wanted = of_head && (of_key || i % value_dim == element);
@@ -141,7 +141,7 @@ fn nan_shows(lab: &mut Lab<'_>, setup: &Setup) -> Result<(), String> {
 
 fn run_one(lab: &mut Lab<'_>, setup: &Setup, page_size: usize) -> Result<(), String> {
     let data = Data::new(setup);
-    let narrow = Cut { rows: 16, chunks: None };
+    let narrow = AttentionCut { rows: 16, chunks: None };
     let all: Vec<usize> = (0..setup.sequences.len()).collect();
     let out = data.run(lab, setup, page_size, narrow, &all)?;
     let (exact, bound) = data.oracle(setup);
@@ -150,7 +150,7 @@ fn run_one(lab: &mut Lab<'_>, setup: &Setup, page_size: usize) -> Result<(), Str
     let rows: &[usize] = if setup.kind == HeadKind::Latent { &[16] } else { &[16, 128] };
     for &rows in rows {
         for chunks in [None, Some(1), Some(2)] {
-            let other = data.run(lab, setup, page_size, Cut { rows, chunks }, &all)?;
+            let other = data.run(lab, setup, page_size, AttentionCut { rows, chunks }, &all)?;
             lab.same(&format!("{rows} rows, {chunks:?} chunks apart"), &other, &out)?;
         }
     }
@@ -160,7 +160,7 @@ fn run_one(lab: &mut Lab<'_>, setup: &Setup, page_size: usize) -> Result<(), Str
             [(None, 132), (None, 1), (None, 5), (Some(1), 132), (Some(1), 3), (Some(2), 2)]
         {
             let pipelined = Setup { unit: Unit::Warpgroup, processors, ..setup.clone() };
-            let other = data.run(lab, &pipelined, page_size, Cut { rows: 128, chunks }, &all)?;
+            let other = data.run(lab, &pipelined, page_size, AttentionCut { rows: 128, chunks }, &all)?;
             let what = format!("by warpgroups of {processors} blocks, {chunks:?} chunks apart");
             lab.same(&what, &other, &out)?;
         }
@@ -172,7 +172,7 @@ fn run_one(lab: &mut Lab<'_>, setup: &Setup, page_size: usize) -> Result<(), Str
             [(16, None), (128, None), (16, Some(1)), (128, Some(1)), (16, Some(2)), (128, Some(2))]
         {
             let what = format!("{rows} rows, carried over {chunks:?} chunks");
-            let other = data.run(lab, &carried, page_size, Cut { rows, chunks }, &all)?;
+            let other = data.run(lab, &carried, page_size, AttentionCut { rows, chunks }, &all)?;
             lab.close(&what, &other, &exact, |i| bound[i] * TOLERANCE + 1e-30)?;
             if chunks == Some(1) {
                 lab.same(&what, &other, &out)?;
@@ -180,7 +180,7 @@ fn run_one(lab: &mut Lab<'_>, setup: &Setup, page_size: usize) -> Result<(), Str
         }
     }
     for other_size in [8, 256] {
-        let other = data.run(lab, setup, other_size, Cut { rows: 16, chunks: Some(1) }, &all)?;
+        let other = data.run(lab, setup, other_size, AttentionCut { rows: 16, chunks: Some(1) }, &all)?;
         lab.same(&format!("pages of {other_size}"), &other, &out)?;
     }
     // Each sequence alone, and each one's last token alone, as decoding computes it.
@@ -315,7 +315,7 @@ impl Data {
         lab: &mut Lab<'_>,
         setup: &Setup,
         page_size: usize,
-        cut: Cut,
+        cut: AttentionCut,
         which: &[usize],
     ) -> Result<Vec<bf16>, String> {
         let mut q = Vec::new();
@@ -343,7 +343,7 @@ impl Data {
         let width = setup.heads() * setup.kind.key_dim();
         let q = &self.q[i][self.q[i].len() - width..];
         let sequence = Sequence { query: 0, tokens: 1, start: at, table: 0 };
-        self.launch(lab, setup, page_size, Cut { rows: 16, chunks: Some(1) }, &[i], &[sequence], q)
+        self.launch(lab, setup, page_size, AttentionCut { rows: 16, chunks: Some(1) }, &[i], &[sequence], q)
     }
 
     #[allow(clippy::too_many_arguments, reason = "what differs between the runs of one setup")]
@@ -352,7 +352,7 @@ impl Data {
         lab: &mut Lab<'_>,
         setup: &Setup,
         page_size: usize,
-        cut: Cut,
+        cut: AttentionCut,
         which: &[usize],
         sequences: &[Sequence],
         q: &[bf16],
@@ -369,7 +369,7 @@ impl Data {
             kv_heads: setup.kv_heads,
             page_size,
         };
-        let plan = if setup.carried { Plan::carried } else { Plan::new };
+        let plan = if setup.carried { AttentionPlan::carried } else { AttentionPlan::new };
         let plan = plan(sequences, setup.group, setup.window, cut);
         let tokens: usize = sequences.iter().map(|s| s.tokens).sum();
         let out = lab.poisoned(tokens * setup.heads() * value_dim)?;

@@ -3,8 +3,8 @@
 //! company or on how the work is cut.
 
 use half::bf16;
-use keyway_kernels::cuda::matmul::{self, Cut, Out, Packed, Shape, Unit, Weights};
-use keyway_kernels::cuda::moe::{Ending, Experts, Rows, combine, product};
+use keyway_kernels::cuda::matmul::{self, Out, Packed, ProductCut, Shape, Unit, Weights};
+use keyway_kernels::cuda::moe::{Ending, ExpertWeights, ProductRows, combine, product};
 use keyway_kernels::elementwise::{ClampedGate, clamped_gate_mul_oracle, silu_mul_oracle};
 use keyway_kernels::matmul::oracle;
 
@@ -77,7 +77,7 @@ struct Layer {
 
 /// Weights of one product, of all experts.
 struct Weight {
-    device: Experts,
+    device: ExpertWeights,
     /// Of each expert, as rows of outputs.
     values: Vec<Vec<f32>>,
     biases: Vec<Vec<bf16>>,
@@ -95,7 +95,7 @@ impl Weight {
         }
         let biases: Vec<Vec<bf16>> =
             (0..count).map(|expert| values(seed + 90 + expert as u64, shape.outputs)).collect();
-        let device = Experts {
+        let device = ExpertWeights {
             count,
             shape,
             unit,
@@ -120,7 +120,7 @@ impl Weight {
 
     /// One expert's weight alone, for `matmul.rs`.
     fn alone(&self, expert: usize) -> Packed {
-        let Experts { shape, unit, images, scales, bias, .. } = self.device;
+        let ExpertWeights { shape, unit, images, scales, bias, .. } = self.device;
         let part = shape.packed_bytes();
         let per_expert = shape.scales();
         let cut = |len: usize, of: keyway_kernels::cuda::Slice<u8>| {
@@ -184,7 +184,7 @@ impl Layer {
         let to = grouped(lab, ids, self.experts, rows)?;
         let columns = if ending == Ending::Plain { self.shape.outputs } else { self.shape.outputs / 2 };
         let (x, y) = (lab.upload(x)?, lab.poisoned(ids.len() * columns)?);
-        let mut launch = product(x, Rows::OfTokens { top: self.top }, &weight.device, &to, ending, y);
+        let mut launch = product(x, ProductRows::OfTokens { top: self.top }, &weight.device, &to, ending, y);
         if let Some(launch) = launch.as_mut().filter(|launch| launch.threads == 384 && rows > 64) {
             // Blocks that stay have several pieces of work each, as in a large product.
             launch.grid[0] = launch.grid[0].min(2);
@@ -212,8 +212,8 @@ impl Layer {
         }
         let (x, by_place) = (lab.upload(&x)?, lab.upload(&by_place)?);
         let (y, expected) = (lab.poisoned(ids.len() * outputs)?, lab.poisoned(ids.len() * outputs)?);
-        lab.launch(product(x, Rows::OfSlots, &weight.device, &to, Ending::Plain, y))?;
-        lab.launch(product(by_place, Rows::OfPlaces, &weight.device, &to, Ending::Plain, expected))?;
+        lab.launch(product(x, ProductRows::OfSlots, &weight.device, &to, Ending::Plain, y))?;
+        lab.launch(product(by_place, ProductRows::OfPlaces, &weight.device, &to, Ending::Plain, expected))?;
         let (y, expected): (Vec<bf16>, Vec<bf16>) = (lab.download(y)?, lab.download(expected)?);
         let expected: Vec<bf16> =
             places.iter().flat_map(|p| expected[*p as usize * outputs..][..outputs].to_vec()).collect();
@@ -234,7 +234,7 @@ impl Layer {
             let row = lab.upload(&x[slot / self.top * inputs..][..inputs])?;
             let y = lab.poisoned(outputs)?;
             let none = lab.poisoned(0)?;
-            let cut = Cut { rows: 16, apart: false };
+            let cut = ProductCut { rows: 16, apart: false };
             lab.launch(matmul::launch(row, 1, &weight.alone(*expert as usize), cut, Out::Bf16(y), none))?;
             let y = lab.download(y)?;
             lab.same(&format!("slot {slot} alone"), &y, &got[slot * outputs..][..outputs])?;
@@ -278,8 +278,15 @@ impl Layer {
             let (x, out) = (lab.upload(x)?, lab.poisoned(self.tokens * inputs)?);
             let weights: Vec<f32> = (0..ids.len()).map(|slot| 0.2 + (slot % 5) as f32 * 0.1).collect();
             let weights = lab.upload(&weights)?;
-            lab.launch(product(x, Rows::OfTokens { top: self.top }, &first.device, &to, Ending::Silu, h))?;
-            lab.launch(product(h, Rows::OfPlaces, &second.device, &to, Ending::Plain, y))?;
+            lab.launch(product(
+                x,
+                ProductRows::OfTokens { top: self.top },
+                &first.device,
+                &to,
+                Ending::Silu,
+                h,
+            ))?;
+            lab.launch(product(h, ProductRows::OfPlaces, &second.device, &to, Ending::Plain, y))?;
             lab.launch(combine(y, to.places, weights, self.top, None, out))?;
             lab.download(out)
         };

@@ -3,7 +3,7 @@
 use half::bf16;
 use keyway_kernels::cuda::Slice;
 use keyway_kernels::cuda::matmul::{
-    Cut, Out, Packed, Shape, TILE, Unit, Weights, launch, launch_split, pack_fp8, pack_mxfp4,
+    Out, Packed, ProductCut, Shape, TILE, Unit, Weights, launch, launch_split, pack_fp8, pack_mxfp4,
 };
 use keyway_kernels::matmul::oracle;
 use keyway_kernels::quant::{e2m1, e4m3, e8m0};
@@ -87,7 +87,7 @@ fn single_one(
     let mut x = vec![bf16::ZERO; shape.inputs];
     x[place] = bf16::ONE;
     let (x, y, none) = (lab.upload(&x)?, lab.poisoned(shape.outputs)?, lab.poisoned(0)?);
-    lab.launch(launch(x, 1, &packed, Cut { rows: 16, apart: false }, Out::F32(y), none))?;
+    lab.launch(launch(x, 1, &packed, ProductCut { rows: 16, apart: false }, Out::F32(y), none))?;
     let y = lab.download(y)?;
     let plain = |v: &f32| if v.is_nan() { f32::NAN } else { v + 0.0 };
     let (y, exact): (Vec<f32>, Vec<f32>) = (y.iter().map(plain).collect(), exact.iter().map(plain).collect());
@@ -104,19 +104,19 @@ fn one(lab: &mut Lab<'_>, shape: Shape, unit: Unit, counts: &[usize]) -> Result<
     let mut first_row: Option<Vec<bf16>> = None;
     for &rows in counts {
         let x = lab.upload(&x[..rows * shape.inputs])?;
-        let (chosen, plain) = (Cut::choose(shape, rows), Cut { rows: 16, apart: false });
+        let (chosen, plain) = (ProductCut::choose(shape, rows), ProductCut { rows: 16, apart: false });
         let out = weight.multiply(lab, x, rows, chosen)?;
         let tolerance = |i: usize| f64::abs(exact[i]) * BF16 + bound[i] * SUMS + 1e-30;
         lab.close(&format!("{rows} rows"), &out, &exact[..out.len()], tolerance)?;
         let mut cuts = vec![
             plain,
-            Cut { rows: 16, apart: true },
-            Cut { rows: 64, apart: true },
-            Cut { rows: 64, apart: false },
+            ProductCut { rows: 16, apart: true },
+            ProductCut { rows: 64, apart: true },
+            ProductCut { rows: 64, apart: false },
         ];
         if shape.weights == Weights::Bf16 {
-            cuts.extend([Cut { rows: 128, apart: false }, Cut { rows: 128, apart: true }]);
-            cuts.extend([192, 256].map(|rows| Cut { rows, apart: false }));
+            cuts.extend([ProductCut { rows: 128, apart: false }, ProductCut { rows: 128, apart: true }]);
+            cuts.extend([192, 256].map(|rows| ProductCut { rows, apart: false }));
         }
         for cut in cuts {
             let other = weight.multiply(lab, x, rows, cut)?;
@@ -198,7 +198,7 @@ impl Weight {
         lab: &mut Lab<'_>,
         x: Slice<bf16>,
         rows: usize,
-        cut: Cut,
+        cut: ProductCut,
     ) -> Result<Vec<bf16>, String> {
         multiply(lab, x, rows, &self.packed, cut)
     }
@@ -210,7 +210,7 @@ impl Weight {
         lab: &mut Lab<'_>,
         x: Slice<bf16>,
         rows: usize,
-        cut: Cut,
+        cut: ProductCut,
     ) -> Result<Vec<bf16>, String> {
         let shape = self.packed.shape;
         let y = lab.poisoned(rows * shape.outputs)?;
@@ -234,7 +234,7 @@ impl Weight {
         let shape = self.packed.shape;
         let y = lab.poisoned(rows * shape.outputs)?;
         let partials = lab.poisoned((shape.inputs / TILE).div_ceil(2) * rows * shape.outputs)?;
-        let cut = Cut { rows: 64, apart };
+        let cut = ProductCut { rows: 64, apart };
         lab.launch(launch_split(x, rows, &self.packed, cut, 2, Out::Bf16(y), partials))?;
         lab.download(y)
     }
@@ -244,7 +244,7 @@ impl Weight {
         let shape = self.packed.shape;
         let mut first: Option<Vec<f32>> = None;
         for (block, apart) in [(16, false), (64, true), (64, false), (128, true), (256, false)] {
-            let cut = Cut { rows: block, apart };
+            let cut = ProductCut { rows: block, apart };
             let y = lab.poisoned(rows * shape.outputs)?;
             let partials = lab.poisoned(cut.partial_floats(shape, rows))?;
             lab.launch(launch(x, rows, &self.packed, cut, Out::F32(y), partials))?;
@@ -263,7 +263,7 @@ fn multiply(
     x: Slice<bf16>,
     rows: usize,
     weight: &Packed,
-    cut: Cut,
+    cut: ProductCut,
 ) -> Result<Vec<bf16>, String> {
     let shape = weight.shape;
     let (y, partials) = (lab.poisoned(rows * shape.outputs)?, lab.poisoned(cut.partial_floats(shape, rows))?);

@@ -2,7 +2,7 @@
 //! sum; and that no row's result depends on its company or on how the work is cut.
 
 use half::bf16;
-use keyway_kernels::cuda::moe::{Grouped, RouterSums, are_few, choose, combine, group, route};
+use keyway_kernels::cuda::moe::{GroupedSlots, RouterSums, are_few, choose, combine, group, route};
 use keyway_kernels::cuda::rope::NO_SLOT;
 use keyway_kernels::moe::{GroupScore, Grouping, Groups, Routing, Scoring, combine_oracle, route_oracle};
 
@@ -105,7 +105,7 @@ pub(super) fn grouped(
     ids: &[u32],
     experts: usize,
     block_rows: usize,
-) -> Result<Grouped, String> {
+) -> Result<GroupedSlots, String> {
     let to = empty_groups(lab, ids.len(), experts, block_rows)?;
     let ids = lab.upload(ids)?;
     lab.launch(group(ids, experts, &to))?;
@@ -117,11 +117,11 @@ fn empty_groups(
     slots: usize,
     experts: usize,
     block_rows: usize,
-) -> Result<Grouped, String> {
-    Ok(Grouped {
+) -> Result<GroupedSlots, String> {
+    Ok(GroupedSlots {
         places: lab.poisoned(slots)?,
         slots_at: lab.poisoned(slots)?,
-        items: lab.poisoned(Grouped::item_words(slots, experts, block_rows))?,
+        items: lab.poisoned(GroupedSlots::item_words(slots, experts, block_rows))?,
         item_count: lab.poisoned(1)?,
         block_rows,
     })

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use half::bf16;
-use keyway_kernels::cuda::peer::{Arrivals, Layout, Mailboxes, Peers, Report, Tokens};
+use keyway_kernels::cuda::peer::{Arrivals, Layout, Mailboxes, Peers, Report, RoundTokens};
 use keyway_kernels::cuda::{Launch, Slice};
 use keyway_kernels::fabric::FabricError;
 use keyway_kernels::moe::Placement;
@@ -110,11 +110,11 @@ impl Round {
         lab: &mut Lab<'_>,
         layout: &Layout,
         member: &Member,
-    ) -> Result<Tokens, String> {
+    ) -> Result<RoundTokens, String> {
         let (first, count) = (member.first, member.count);
         let slots = self.rows(layout, member, layout.top);
         let counts: Vec<u32> = self.counts[first..first + count].iter().map(|n| *n as u32).collect();
-        Ok(Tokens {
+        Ok(RoundTokens {
             counts: lab.upload(&counts)?,
             x: lab.upload(&self.x[self.rows(layout, member, layout.width)])?,
             ids: lab.upload(&self.ids[slots.clone()])?,
@@ -250,7 +250,13 @@ impl Group {
     }
 
     /// Sums what came back for a member's ranks and holds it against the dense loop.
-    fn sum(&self, lab: &mut Lab<'_>, member: &Member, tokens: &Tokens, round: &Round) -> Result<(), String> {
+    fn sum(
+        &self,
+        lab: &mut Lab<'_>,
+        member: &Member,
+        tokens: &RoundTokens,
+        round: &Round,
+    ) -> Result<(), String> {
         let out: Slice<bf16> = lab.poisoned(tokens.x.len)?;
         let shared = lab.upload(&round.shared[round.rows(&self.layout, member, self.layout.width)])?;
         lab.launch([member.peers.combine_receive(tokens, Some(shared), out)])?;

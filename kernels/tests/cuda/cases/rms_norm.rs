@@ -1,6 +1,6 @@
 //! RMSNorm: whole rows, heads inside rows, the fused addition.
 
-use keyway_kernels::cuda::rms_norm::{Rows, launch};
+use keyway_kernels::cuda::rms_norm::{NormRows, launch};
 use keyway_kernels::heads::Heads;
 use keyway_kernels::rms_norm::oracle;
 
@@ -26,13 +26,13 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
 fn whole_rows(lab: &mut Lab<'_>, rows: usize, width: usize) -> Result<(), String> {
     let (x, weight) = (values(width as u64, rows * width), values(7, width));
     let (device_x, device_weight, out) = (lab.upload(&x)?, lab.upload(&weight)?, lab.poisoned(rows * width)?);
-    lab.launch(launch(device_x, None, device_weight, EPS, Rows::whole(rows, width), out))?;
+    lab.launch(launch(device_x, None, device_weight, EPS, NormRows::whole(rows, width), out))?;
     let out = lab.download(out)?;
     let exact = oracle(&wide(&x), &wide(&weight), EPS);
     lab.close(&format!("{rows} rows of {width}"), &out, &exact, |i| exact[i].abs() * BF16 + 1e-37)?;
     if rows > 1 {
         let (last, alone) = (lab.upload(&x[(rows - 1) * width..])?, lab.poisoned(width)?);
-        lab.launch(launch(last, None, device_weight, EPS, Rows::whole(1, width), alone))?;
+        lab.launch(launch(last, None, device_weight, EPS, NormRows::whole(1, width), alone))?;
         let alone = lab.download(alone)?;
         lab.same("a row alone and among others", &alone, &out[(rows - 1) * width..])?;
     }
@@ -45,7 +45,7 @@ fn added(lab: &mut Lab<'_>, rows: usize, width: usize) -> Result<(), String> {
         x.iter().zip(&residual).map(|(x, r)| half::bf16::from_f32(x.to_f32() + r.to_f32())).collect();
     let (x, residual, device_weight) = (lab.upload(&x)?, lab.upload(&residual)?, lab.upload(&weight)?);
     let out = lab.poisoned(rows * width)?;
-    lab.launch(launch(x, Some(residual), device_weight, EPS, Rows::whole(rows, width), out))?;
+    lab.launch(launch(x, Some(residual), device_weight, EPS, NormRows::whole(rows, width), out))?;
     let (out, residual) = (lab.download(out)?, lab.download(residual)?);
     lab.same("the residual after the addition", &residual, &sums)?;
     let exact = oracle(&wide(&sums), &wide(&weight), EPS);
@@ -58,7 +58,7 @@ fn heads(lab: &mut Lab<'_>) -> Result<(), String> {
     let (rows, width) = (3, 24);
     let (x, weight) = (values(5, rows * heads.stride), values(6, width));
     let (device_x, device_weight) = (lab.upload(&x)?, lab.upload(&weight)?);
-    lab.launch(launch(device_x, None, device_weight, EPS, Rows { rows, width, heads }, device_x))?;
+    lab.launch(launch(device_x, None, device_weight, EPS, NormRows { rows, width, heads }, device_x))?;
     let out = lab.download(device_x)?;
     let mut exact: Vec<f64> = x.iter().map(|v| f64::from(v.to_f32())).collect();
     for row in 0..rows {

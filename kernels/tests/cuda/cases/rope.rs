@@ -2,8 +2,8 @@
 
 use half::bf16;
 use keyway_kernels::cuda::paged_attention::{HeadKind, KvType, Pages};
-use keyway_kernels::cuda::rms_norm::{self, Rows};
-use keyway_kernels::cuda::rope::{NO_SLOT, Norms, Tokens, launch};
+use keyway_kernels::cuda::rms_norm::{self, NormRows};
+use keyway_kernels::cuda::rope::{NO_SLOT, Norms, ProjectedTokens, launch};
 use keyway_kernels::heads::Heads;
 use keyway_kernels::quant::e4m3;
 use keyway_kernels::rope::{Pairing, oracle};
@@ -64,7 +64,7 @@ fn one(
     let pages = Pages { keys, values, kv_type, kind, kv_heads, page_size: PAGE_SIZE };
     let device_x = lab.upload(&x)?;
     let angles = [lab.upload(&cos)?, lab.upload(&sin)?];
-    let tokens = Tokens {
+    let tokens = ProjectedTokens {
         x: device_x,
         stride,
         kv: None,
@@ -120,7 +120,7 @@ fn apart(lab: &mut Lab<'_>, kv_type: KvType) -> Result<(), String> {
         } else {
             (lab.upload(&x)?, None)
         };
-        let tokens = Tokens {
+        let tokens = ProjectedTokens {
             x,
             stride: if own { queries } else { stride },
             kv,
@@ -166,7 +166,7 @@ fn forms(
         if before {
             for (weight, first, count) in [(queries, 0, heads), (keys, heads, kv_heads)] {
                 let heads = Heads { stride, first: first * dim, count, pitch: dim };
-                let of = Rows { rows, width: dim, heads };
+                let of = NormRows { rows, width: dim, heads };
                 lab.launch(rms_norm::launch(x, None, weight, norms.eps, of, x))?;
             }
         }
@@ -174,7 +174,8 @@ fn forms(
         let (keys, values) = (lab.poisoned::<u8>(bytes)?, lab.poisoned::<u8>(bytes)?);
         let pages = Pages { keys, values: Some(values), kv_type, kind, kv_heads, page_size: PAGE_SIZE };
         let norms = (normed && !before).then_some(norms);
-        let tokens = Tokens { x, stride, kv: None, heads, norms, angles, rotated_from, pairing, slots };
+        let tokens =
+            ProjectedTokens { x, stride, kv: None, heads, norms, angles, rotated_from, pairing, slots };
         lab.launch(launch(&tokens, &pages, [0.5, 0.25]))?;
         let out = lab.download(x)?;
         let out = out.chunks(stride).flat_map(|row| row[..heads * dim].to_vec()).collect::<Vec<bf16>>();

@@ -5,16 +5,16 @@ use serde_json::json;
 
 use super::*;
 
-fn read(data: &str) -> Result<Said, Bad> {
+fn read(data: &str) -> Result<EventContent, Bad> {
     read_named("", data)
 }
 
-fn read_named(name: &str, data: &str) -> Result<Said, Bad> {
-    Said::read(sse::Event { name: name.as_bytes(), data: data.as_bytes() }, None)
+fn read_named(name: &str, data: &str) -> Result<EventContent, Bad> {
+    EventContent::read(sse::Event { name: name.as_bytes(), data: data.as_bytes() }, None)
 }
 
-fn said(generated: bool, finished: bool, done: bool) -> Said {
-    Said { generated, finished, done, usage: None }
+fn said(generated: bool, finished: bool, done: bool) -> EventContent {
+    EventContent { generated, finished, done, usage: None }
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn what_only_opens_an_answer_is_not_generated() {
         r#"{"type":"ping"}"#,
         "{}",
     ] {
-        assert_eq!(read(data), Ok(Said::default()), "{data}");
+        assert_eq!(read(data), Ok(EventContent::default()), "{data}");
     }
 }
 
@@ -138,7 +138,7 @@ fn errors_in_all_their_forms() {
     }
     for fine in [r#"{"error":null}"#, r#"{"error":"","choices":[]}"#, r#"{"error":{}}"#, r#"{"detail":null}"#]
     {
-        assert_eq!(read(fine), Ok(Said::default()), "{fine}");
+        assert_eq!(read(fine), Ok(EventContent::default()), "{fine}");
     }
 }
 
@@ -190,7 +190,7 @@ fn counts_in_every_api_s_words() {
     let begun = Usage { prompt_tokens: 9, completion_tokens: 1, total_tokens: 10, ..Usage::default() };
     let delta = r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":5}}"#;
     let event = sse::Event { name: b"message_delta", data: delta.as_bytes() };
-    let usage = Said::read(event, Some(&begun)).unwrap().usage.unwrap();
+    let usage = EventContent::read(event, Some(&begun)).unwrap().usage.unwrap();
     assert_eq!((usage.prompt_tokens, usage.completion_tokens, usage.total_tokens), (9, 5, 14));
 }
 
@@ -226,6 +226,6 @@ proptest! {
     /// No bytes make the reader do worse than refuse them.
     #[test]
     fn any_data_is_read_or_refused(data in prop::collection::vec(any::<u8>(), 0..60)) {
-        let _ = Said::read(sse::Event { name: b"", data: &data }, None);
+        let _ = EventContent::read(sse::Event { name: b"", data: &data }, None);
     }
 }

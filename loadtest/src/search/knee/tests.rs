@@ -49,7 +49,7 @@ fn exact_knee() -> f64 {
     low
 }
 
-fn search(settings: Settings, mut measure: impl FnMut(f64, u64) -> Probe) -> (Found, usize) {
+fn search(settings: Settings, mut measure: impl FnMut(f64, u64) -> Probe) -> (Knee, usize) {
     let mut search = Search::new(settings);
     for seed in 0.. {
         match search.next() {
@@ -68,7 +68,7 @@ fn the_knee_of_a_queue_of_known_capacity_is_found_within_five_per_cent() {
     assert!((60.0..95.0).contains(&exact), "{exact}");
     for run in 0..20 {
         let (found, probes) = search(SETTINGS, |rate, seed| probe(rate, 2000, 1000 * run + seed));
-        let Found::Knee { load, low, high } = found else { panic!("{found:?}") };
+        let Knee::Knee { load, low, high } = found else { panic!("{found:?}") };
         assert!((load / exact - 1.0).abs() < 0.05, "run {run}: {load}, not {exact}");
         assert!(low <= load && load <= high);
         assert!(probes < 30, "{probes} probes");
@@ -82,22 +82,22 @@ fn a_sharp_edge_is_bracketed() {
     };
     for edge in [0.3, 1.0, 7.7, 1234.5] {
         let (found, _) = search(SETTINGS, step(edge));
-        let Found::Knee { low, high, .. } = found else { panic!("{found:?}") };
+        let Knee::Knee { low, high, .. } = found else { panic!("{found:?}") };
         assert!(low <= edge && edge < high && high / low < 1.0501, "{edge}: {low} {high}");
     }
     for edge in [1.0, 2.0, 9.0, 63.0, 500.0] {
         let whole = Settings { whole: true, tolerance: 0.001, ..SETTINGS };
         let (found, _) = search(whole, step(edge));
-        assert_eq!(found, Found::Knee { load: edge, low: edge, high: edge + 1.0 });
+        assert_eq!(found, Knee::Knee { load: edge, low: edge, high: edge + 1.0 });
     }
 }
 
 #[test]
 fn an_edge_outside_the_range_is_said() {
     let always = |attainment: f64| move |load: f64, _| Probe { load, attainment, requests: 9 };
-    assert_eq!(search(Settings { to: 100.0, ..SETTINGS }, always(1.0)).0, Found::AboveAll(100.0));
-    assert!(matches!(search(SETTINGS, always(0.9)).0, Found::BelowAll(load) if load < 0.01));
-    assert_eq!(search(Settings { whole: true, ..SETTINGS }, always(0.9)).0, Found::BelowAll(1.0));
+    assert_eq!(search(Settings { to: 100.0, ..SETTINGS }, always(1.0)).0, Knee::AboveAll(100.0));
+    assert!(matches!(search(SETTINGS, always(0.9)).0, Knee::BelowAll(load) if load < 0.01));
+    assert_eq!(search(Settings { whole: true, ..SETTINGS }, always(0.9)).0, Knee::BelowAll(1.0));
 }
 
 #[test]

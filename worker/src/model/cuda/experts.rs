@@ -3,9 +3,9 @@
 //! serves every choice.
 
 use half::bf16;
-use keyway_kernels::cuda::matmul::{self, Cut, Out, Packed};
-use keyway_kernels::cuda::moe::{self, Ending, Grouped, RouterSums, Rows};
-use keyway_kernels::cuda::peer::Tokens;
+use keyway_kernels::cuda::matmul::{self, Out, Packed, ProductCut};
+use keyway_kernels::cuda::moe::{self, Ending, GroupedSlots, ProductRows, RouterSums};
+use keyway_kernels::cuda::peer::RoundTokens;
 use keyway_kernels::cuda::{Device, DeviceError, Slice};
 use keyway_kernels::moe::Routing;
 
@@ -94,7 +94,7 @@ impl ExpertRoom {
             (&mut self.weights, slots * size_of::<f32>()),
             (&mut self.places, slots * word),
             (&mut self.slots_at, slots * word),
-            (&mut self.items, Grouped::item_words(slots, experts, Grouped::ROWS_MIN) * word),
+            (&mut self.items, GroupedSlots::item_words(slots, experts, GroupedSlots::ROWS_MIN) * word),
             (&mut self.item_count, top.min(1) * word),
             (&mut self.gated, rows * inner * element),
             (&mut self.given, slots * hidden * element),
@@ -106,11 +106,11 @@ impl ExpertRoom {
     }
 
     /// Where `slots` slots are grouped, in items of `block_rows` places.
-    fn grouped(&self, slots: usize, experts: usize, block_rows: usize) -> Grouped {
-        Grouped {
+    fn grouped(&self, slots: usize, experts: usize, block_rows: usize) -> GroupedSlots {
+        GroupedSlots {
             places: self.places.slice(0, slots),
             slots_at: self.slots_at.slice(0, slots),
-            items: self.items.slice(0, Grouped::item_words(slots, experts, block_rows)),
+            items: self.items.slice(0, GroupedSlots::item_words(slots, experts, block_rows)),
             item_count: self.item_count.slice(0, 1),
             block_rows,
         }
@@ -130,8 +130,11 @@ impl Forward<'_> {
         let (slots, count) = (self.rows * routing.top, down.count);
         let normed = step_room.normed.slice(0, self.rows * hidden);
         let (ids, weights) = (room.ids.slice(0, slots), room.weights.slice(0, slots));
-        let grouped =
-            room.grouped(slots, count, Grouped::choose_rows(slots, count, down.shape.weights, down.unit));
+        let grouped = room.grouped(
+            slots,
+            count,
+            GroupedSlots::choose_rows(slots, count, down.shape.weights, down.unit),
+        );
         // Rows that fill up a step choose nobody.
         let kv_slots = self.step.kv_slots().map(|slots| slots.of(&step_room.inputs));
         let bias = experts.correction_bias;
@@ -144,11 +147,18 @@ impl Forward<'_> {
             self.launches.extend(moe::route(logits, count, routing, bias, kv_slots, (ids, weights)));
             self.launches.extend(moe::group(ids, count, &grouped));
         }
-        let of_tokens = Rows::OfTokens { top: routing.top };
+        let of_tokens = ProductRows::OfTokens { top: routing.top };
         let gated = room.gated.slice(0, slots * down.shape.inputs);
         let given = room.given.slice(0, slots * hidden);
         self.launches.extend(moe::product(normed, of_tokens, gate_up, &grouped, ending(*gate), gated));
-        self.launches.extend(moe::product(gated, Rows::OfPlaces, down, &grouped, Ending::Plain, given));
+        self.launches.extend(moe::product(
+            gated,
+            ProductRows::OfPlaces,
+            down,
+            &grouped,
+            Ending::Plain,
+            given,
+        ));
         let shared = self.serves_all(experts, normed);
         let update = step_room.update.slice(0, self.rows * hidden);
         self.launches.extend(moe::combine(given, grouped.places, weights, routing.top, shared, update));
@@ -177,7 +187,7 @@ impl Forward<'_> {
             let len = most.min(rows - first);
             let of_rows = |all: Slice<bf16>| all.part(first * hidden, len * hidden);
             let own = (len > 0).then(|| Own {
-                tokens: Tokens {
+                tokens: RoundTokens {
                     counts: counts.part(round, 1),
                     x: of_rows(normed),
                     ids: ids.part(first * top, len * top),
@@ -209,7 +219,7 @@ impl Forward<'_> {
 
     /// A router's product, whose splits, if they are apart, are left to who reads them.
     fn router(&mut self, x: Slice<bf16>, weight: &Packed, logits: Slice<f32>) -> RouterSums {
-        let cut = Cut::choose(weight.shape, self.rows);
+        let cut = ProductCut::choose(weight.shape, self.rows);
         let partials: Slice<f32> = self.room.partials.whole();
         let launches = matmul::launch(x, self.rows, weight, cut, Out::F32(logits), partials);
         // What adds the splits comes last.

@@ -2,10 +2,10 @@
 //! itself.
 
 use half::bf16;
-use keyway_kernels::cuda::matmul::{self, Cut, Out, Packed};
+use keyway_kernels::cuda::matmul::{self, Out, Packed, ProductCut};
 use keyway_kernels::cuda::paged_attention::{self, Batch, Pages};
-use keyway_kernels::cuda::rms_norm::{self, Rows};
-use keyway_kernels::cuda::rope::{self, Norms, Tokens};
+use keyway_kernels::cuda::rms_norm::{self, NormRows};
+use keyway_kernels::cuda::rope::{self, Norms, ProjectedTokens};
 use keyway_kernels::cuda::sample::SCORE_WORDS;
 use keyway_kernels::cuda::{Launch, Slice, elementwise, gather, rules, sample};
 
@@ -77,12 +77,12 @@ impl Forward<'_> {
     fn normalise_to(&mut self, weight: Slice<bf16>, updated: bool, out: Slice<bf16>) {
         let update = self.room.update.slice(0, self.residual.len);
         let (x, residual) = if updated { (update, Some(self.residual)) } else { (self.residual, None) };
-        let rows = Rows::whole(self.rows, self.widths.hidden);
+        let rows = NormRows::whole(self.rows, self.widths.hidden);
         self.launches.extend(rms_norm::launch(x, residual, weight, self.config.norm_eps, rows, out));
     }
 
     pub(super) fn product(&mut self, x: Slice<bf16>, weight: &Packed, out: Out) {
-        let cut = Cut::choose(weight.shape, self.rows);
+        let cut = ProductCut::choose(weight.shape, self.rows);
         let partials = self.room.partials.whole();
         self.launches.extend(matmul::launch(x, self.rows, weight, cut, out, partials));
     }
@@ -126,7 +126,7 @@ impl Forward<'_> {
         let qkv = self.room.qkv.slice(0, self.rows * stride);
         self.product(self.room.normed.slice(0, self.rows * self.widths.hidden), &layer.qkv, Out::Bf16(qkv));
         let inputs = &self.room.inputs;
-        let tokens = Tokens {
+        let tokens = ProjectedTokens {
             x: qkv,
             stride,
             kv: None,

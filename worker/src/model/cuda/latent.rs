@@ -3,10 +3,10 @@
 
 use half::bf16;
 use keyway_kernels::cuda::matmul::{Out, Packed};
-use keyway_kernels::cuda::moe::{self, Ending, Grouped, Rows as ProductRows};
+use keyway_kernels::cuda::moe::{self, Ending, GroupedSlots, ProductRows};
 use keyway_kernels::cuda::paged_attention::Pages;
-use keyway_kernels::cuda::rms_norm::{self, Rows};
-use keyway_kernels::cuda::rope::{self, Tokens};
+use keyway_kernels::cuda::rms_norm::{self, ProductRows};
+use keyway_kernels::cuda::rope::{self, ProjectedTokens};
 use keyway_kernels::cuda::{Device, DeviceError, Slice};
 use keyway_kernels::heads::Heads;
 use keyway_kernels::matmul::{PackedMatrix, WeightType};
@@ -30,9 +30,9 @@ pub(super) struct DeviceLatent {
     pub(super) latent_norm: Slice<bf16>,
     /// Per head, from a query to the latent's space, `[rank + rope_dim, nope_dim + rope_dim]`; ones take
     /// along what turns.
-    pub(super) absorb: moe::Experts,
+    pub(super) absorb: moe::ExpertWeights,
     /// Per head, from what was attended to a value, `[value_dim, rank]`.
-    pub(super) expand: moe::Experts,
+    pub(super) expand: moe::ExpertWeights,
     pub(super) output: Packed,
 }
 
@@ -140,7 +140,7 @@ impl LatentRoom {
         for (buffer, bytes) in [
             (&mut self.places, slots * word),
             (&mut self.slots_at, slots * word),
-            (&mut self.items, Grouped::item_words(slots, heads, Grouped::ROWS_MIN) * word),
+            (&mut self.items, GroupedSlots::item_words(slots, heads, GroupedSlots::ROWS_MIN) * word),
             (&mut self.item_count, heads.min(1) * word),
             (&mut self.query_down, rows * query_down * element),
             (&mut self.latent, rows * latent * element),
@@ -169,7 +169,14 @@ impl Forward<'_> {
             let width = down.shape.outputs;
             x = room.latent.query_down.slice(0, rows * width);
             self.product(normed, down, Out::Bf16(x));
-            self.launches.extend(rms_norm::launch(x, None, *norm, NORM_EPS, Rows::whole(rows, width), x));
+            self.launches.extend(rms_norm::launch(
+                x,
+                None,
+                *norm,
+                NORM_EPS,
+                ProductRows::whole(rows, width),
+                x,
+            ));
         }
         let queries = room.qkv.slice(0, rows * widths.qkv);
         self.product(x, &layer.query, Out::Bf16(queries));
@@ -177,11 +184,11 @@ impl Forward<'_> {
         let latent = room.latent.latent.slice(0, rows * stride);
         self.product(normed, &layer.kv_down, Out::Bf16(latent));
         let heads = Heads { stride, first: 0, count: 1, pitch: stride };
-        let of_latent = Rows { rows, width: rank, heads };
+        let of_latent = ProductRows { rows, width: rank, heads };
         self.launches.extend(rms_norm::launch(latent, None, layer.latent_norm, NORM_EPS, of_latent, latent));
         let absorbed = room.latent.absorbed.slice(0, rows * widths.latent.absorbed);
         self.by_head(queries, &layer.absorb, absorbed);
-        let tokens = Tokens {
+        let tokens = ProjectedTokens {
             x: absorbed,
             stride: widths.latent.absorbed,
             kv: Some((latent, stride)),
@@ -204,14 +211,14 @@ impl Forward<'_> {
     }
 
     /// Each head's part of every row by that head's factor.
-    fn by_head(&mut self, x: Slice<bf16>, factors: &moe::Experts, y: Slice<bf16>) {
+    fn by_head(&mut self, x: Slice<bf16>, factors: &moe::ExpertWeights, y: Slice<bf16>) {
         let (room, heads) = (&self.room.latent, factors.count);
         let slots = self.rows * heads;
-        let block_rows = Grouped::choose_rows(slots, heads, factors.shape.weights, factors.unit);
-        let grouped = Grouped {
+        let block_rows = GroupedSlots::choose_rows(slots, heads, factors.shape.weights, factors.unit);
+        let grouped = GroupedSlots {
             places: room.places.slice(0, slots),
             slots_at: room.slots_at.slice(0, slots),
-            items: room.items.slice(0, Grouped::item_words(slots, heads, block_rows)),
+            items: room.items.slice(0, GroupedSlots::item_words(slots, heads, block_rows)),
             item_count: room.item_count.slice(0, 1),
             block_rows,
         };

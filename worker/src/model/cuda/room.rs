@@ -1,7 +1,7 @@
 //! The memory of a step on a device: buffers that grow to the largest step's need and stay.
 
 use half::bf16;
-use keyway_kernels::cuda::matmul::Cut;
+use keyway_kernels::cuda::matmul::ProductCut;
 use keyway_kernels::cuda::sample::{self, SCORE_WORDS};
 use keyway_kernels::cuda::{Device, DeviceError, Element, Slice};
 
@@ -157,7 +157,7 @@ impl Room {
         self.moves += self.latent.reserve(device, &latent, rows)?;
         self.moves += self.experts.reserve(device, (experts, hidden), rows)?;
         let of_product =
-            |shape| [rows, wanted].map(|rows| Cut::choose(shape, rows).partial_floats(shape, rows));
+            |shape| [rows, wanted].map(|rows| ProductCut::choose(shape, rows).partial_floats(shape, rows));
         let partials = weights.shapes().flat_map(of_product).fold(partials, usize::max);
         let partials = partials.max(sample::work_words(wanted, vocab));
         self.moves += self.partials.reserve(device, partials * size_of::<f32>())?;

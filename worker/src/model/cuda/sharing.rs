@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use half::bf16;
-use keyway_kernels::cuda::moe::{self, Ending, Grouped, Rows};
-use keyway_kernels::cuda::peer::{Arrivals, FIRST_ROUND, Layout, Mailboxes, Peers, Report, Tokens};
+use keyway_kernels::cuda::moe::{self, Ending, GroupedSlots, ProductRows};
+use keyway_kernels::cuda::peer::{Arrivals, FIRST_ROUND, Layout, Mailboxes, Peers, Report, RoundTokens};
 use keyway_kernels::cuda::{Device, DeviceError, Launch, Slice};
 use keyway_kernels::fabric::{Fabric, FabricError, Phase};
 
+pub(in crate::model) use self::plan::ExchangePlan;
 pub(super) use self::plan::Load;
-pub(in crate::model) use self::plan::Plan;
 use crate::limits::EXPERT_JOIN_MAX;
 use crate::model::config::Gate;
 
@@ -28,15 +28,15 @@ pub(crate) type OpenMailboxes<D> =
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HeldExperts {
     /// Gates and values in the order of [`moe::woven_row`].
-    pub(super) gate_up: moe::Experts,
+    pub(super) gate_up: moe::ExpertWeights,
     pub(super) gate: Gate,
-    pub(super) down: moe::Experts,
+    pub(super) down: moe::ExpertWeights,
 }
 
 /// The tokens of the first rank here in a round.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Own {
-    pub(super) tokens: Tokens,
+    pub(super) tokens: RoundTokens,
     /// What is added to their sums, and where these go.
     pub(super) shared: Option<Slice<bf16>>,
     pub(super) out: Slice<bf16>,
@@ -76,7 +76,7 @@ impl Own {
     fn none(room: &Room) -> Self {
         let words = room.items.part(0, 0);
         let nothing = room.given.part(0, 0);
-        let tokens = Tokens { counts: room.none, x: nothing, ids: words, weights: words.cast() };
+        let tokens = RoundTokens { counts: room.none, x: nothing, ids: words, weights: words.cast() };
         Self { tokens, shared: None, out: nothing }
     }
 }
@@ -91,7 +91,7 @@ impl Room {
             rows: device.slice(rows * layout.width)?,
             gated: device.slice(rows * inner)?,
             given: device.slice(rows * layout.width)?,
-            items: device.slice(Grouped::item_words(rows, layout.held, Grouped::ROWS_MIN))?,
+            items: device.slice(GroupedSlots::item_words(rows, layout.held, GroupedSlots::ROWS_MIN))?,
             item_count: device.slice(1)?,
             none: device.upload(&[0u32])?,
         })
@@ -99,7 +99,7 @@ impl Room {
 
     /// Where a round of at most `most` rows arrives, in items of `block_rows` rows.
     fn arrivals(&self, layout: &Layout, most: usize, block_rows: usize) -> Arrivals {
-        let items = Grouped::item_words(layout.rows(), layout.held, block_rows);
+        let items = GroupedSlots::item_words(layout.rows(), layout.held, block_rows);
         Arrivals {
             rows: self.rows,
             most,
@@ -187,7 +187,7 @@ impl Sharing {
         let Layout { top, .. } = self.plan.layout;
         let slots = all * top;
         let (weights, unit) = (experts.down.shape.weights, experts.down.unit);
-        let block_rows = Grouped::choose_rows(slots, self.plan.placement.experts(), weights, unit);
+        let block_rows = GroupedSlots::choose_rows(slots, self.plan.placement.experts(), weights, unit);
         let own_of = |here: usize| match own {
             Some(own) if here == 0 => *own,
             _ => Own::none(&self.rooms[here]),
@@ -218,20 +218,20 @@ impl Sharing {
         &self,
         experts: &HeldExperts,
         here: usize,
-        (rows, grouped): (Slice<bf16>, Grouped),
+        (rows, grouped): (Slice<bf16>, GroupedSlots),
     ) -> impl Iterator<Item = Launch> {
         let (room, places) = (&self.rooms[here], grouped.places.len);
         let [gate_up, down] = [experts.gate_up, experts.down].map(|bank| self.bank(&bank, here));
         let gated = room.gated.part(0, places * down.shape.inputs);
         let given = room.given.part(0, places * down.shape.outputs);
         let ending = ending(experts.gate);
-        let first = moe::product(rows, Rows::OfPlaces, &gate_up, &grouped, ending, gated);
-        let second = moe::product(gated, Rows::OfPlaces, &down, &grouped, Ending::Plain, given);
+        let first = moe::product(rows, ProductRows::OfPlaces, &gate_up, &grouped, ending, gated);
+        let second = moe::product(gated, ProductRows::OfPlaces, &down, &grouped, Ending::Plain, given);
         first.into_iter().chain(second)
     }
 
     /// A rank's experts among those of all ranks here, whose experts are neighbours.
-    fn bank(&self, bank: &moe::Experts, here: usize) -> moe::Experts {
+    fn bank(&self, bank: &moe::ExpertWeights, here: usize) -> moe::ExpertWeights {
         if self.rooms.len() == 1 {
             return *bank;
         }
@@ -242,7 +242,7 @@ impl Sharing {
             let each = scales.len / bank.count;
             scales.part(first * each, count * each)
         });
-        moe::Experts {
+        moe::ExpertWeights {
             count,
             images: bank.images.part(first * bytes, count * bytes),
             scales,

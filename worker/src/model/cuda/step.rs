@@ -7,7 +7,7 @@
 
 use keyway_kernels::compute::Compute;
 use keyway_kernels::cuda::Slice;
-use keyway_kernels::cuda::paged_attention::{Cut, HeadKind, ITEM_WORDS, Plan, Sequence};
+use keyway_kernels::cuda::paged_attention::{AttentionCut, AttentionPlan, HeadKind, ITEM_WORDS, Sequence};
 use keyway_kernels::cuda::rope::NO_SLOT;
 use keyway_kernels::cuda::rules::{ROW_WORDS, RowRules};
 use keyway_kernels::cuda::sample::{NOT_WANTED, PARAMETER_WORDS, TOP};
@@ -37,7 +37,7 @@ impl Part {
 /// Attention of some rows through one cache group's tables.
 #[derive(Debug)]
 pub(super) struct Attend {
-    pub(super) plan: Plan,
+    pub(super) plan: AttentionPlan,
     pub(super) items: Part,
     pub(super) merges: Part,
 }
@@ -185,7 +185,7 @@ impl Step {
         // Beside the others' places this one's says whether it is there.
         add(&self.scores.unwrap_or(Part { first: 0, len: 0 }));
         for group in &self.groups {
-            let Cut { rows, chunks } = group.all.plan.cut;
+            let AttentionCut { rows, chunks } = group.all.plan.cut;
             form.extend([rows, chunks.unwrap_or(0)]);
         }
         self.filled.then_some(form)
@@ -243,10 +243,10 @@ impl GroupStep {
 impl Attend {
     fn new(words: &mut Words, sequences: &[Sequence], fixed: &Fixed<'_>, window: Option<usize>) -> Self {
         let Fixed { kind, kv_heads, heads_per_kv, processors, .. } = *fixed;
-        let cut = Cut::choose(sequences, kind, kv_heads, heads_per_kv, processors);
-        let mut plan = Plan::new(sequences, heads_per_kv, window, cut);
+        let cut = AttentionCut::choose(sequences, kind, kv_heads, heads_per_kv, processors);
+        let mut plan = AttentionPlan::new(sequences, heads_per_kv, window, cut);
         if partial_floats(&plan, fixed) > ATTENTION_PARTIAL_FLOATS_MAX {
-            plan = Plan::new(sequences, heads_per_kv, window, Cut { chunks: None, ..cut });
+            plan = AttentionPlan::new(sequences, heads_per_kv, window, AttentionCut { chunks: None, ..cut });
         }
         for list in [&mut plan.items, &mut plan.merges] {
             // An item of zeros has no tokens, so nothing to do.
@@ -258,7 +258,7 @@ impl Attend {
     }
 }
 
-fn partial_floats(plan: &Plan, fixed: &Fixed<'_>) -> usize {
+fn partial_floats(plan: &AttentionPlan, fixed: &Fixed<'_>) -> usize {
     plan.partial_floats(fixed.kv_heads, fixed.kind.value_dim())
 }
 

@@ -174,10 +174,10 @@ impl<'a> Maker<'a> {
     }
 
     /// One product of all experts.
-    fn bank(&mut self, count: usize, shape: Shape, bias: bool) -> Result<moe::Experts, DeviceError> {
+    fn bank(&mut self, count: usize, shape: Shape, bias: bool) -> Result<moe::ExpertWeights, DeviceError> {
         let (images, scales) = self.fill(count, shape)?;
         let bias = if bias { Some(self.upload.vector(&vec![0.0; count * shape.outputs])?) } else { None };
-        Ok(moe::Experts { count, shape, unit: self.upload.unit, images, scales, bias })
+        Ok(moe::ExpertWeights { count, shape, unit: self.upload.unit, images, scales, bias })
     }
 
     /// `count` packed matrices and their scales: around 0 and of such a size that products keep that of their

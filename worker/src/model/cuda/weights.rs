@@ -231,7 +231,7 @@ impl<'a> Upload<'a> {
         linears: impl Iterator<Item = (&'l PackedMatrix, Option<&'l [f32]>)> + Clone,
         kept: Kept,
         order: Order,
-    ) -> Result<moe::Experts, DeviceError> {
+    ) -> Result<moe::ExpertWeights, DeviceError> {
         let count = linears.clone().count();
         let Some((weight, _)) = linears.clone().next() else {
             return Err(DeviceError("a layer without experts".into()));
@@ -246,7 +246,7 @@ impl<'a> Upload<'a> {
             biases.extend(bias);
         }
         let bias = if biases.is_empty() { None } else { Some(self.vector(&biases)?) };
-        Ok(moe::Experts { count, shape, unit: self.unit, images, scales: self.scales(&scales)?, bias })
+        Ok(moe::ExpertWeights { count, shape, unit: self.unit, images, scales: self.scales(&scales)?, bias })
     }
 
     pub(super) fn linear(&mut self, linear: &Linear, kept: Kept) -> Result<Packed, DeviceError> {

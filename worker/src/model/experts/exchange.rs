@@ -8,7 +8,7 @@ use std::time::Duration;
 use keyway_kernels::compute::Compute;
 use keyway_kernels::fabric::{Fabric, FabricError, Phase};
 use keyway_kernels::moe::Placement;
-use keyway_kernels::moe::parallel::{Parallel, Times, Tokens, tokens_max};
+use keyway_kernels::moe::parallel::{LayerTokens, Parallel, Times, tokens_max};
 
 use super::{Bank, Held};
 use crate::model::feed_forward::Inner;
@@ -69,11 +69,11 @@ impl Exchange {
         compute: &Compute,
         bank: &Bank,
         inner: &mut Inner,
-        tokens: Tokens<'_>,
+        tokens: LayerTokens<'_>,
         out: &mut [f32],
         mut seen: impl FnMut(Times, &mut dyn Iterator<Item = usize>),
     ) -> Result<(), FabricError> {
-        let Tokens { layer, top, .. } = tokens;
+        let LayerTokens { layer, top, .. } = tokens;
         let last = layer as usize + 1 == self.placements.len();
         let (Some(fabric), Some(placement)) = (&mut self.fabric, &self.placements[layer as usize]) else {
             // A group is started before every step, and the layer has experts.
@@ -91,7 +91,7 @@ impl Exchange {
             let slots = piece.start * top..piece.end * top;
             let values = piece.start * width..piece.end * width;
             let (ids, weights) = (&tokens.ids[slots.clone()], &tokens.weights[slots]);
-            let tokens = Tokens { layer, top, x: &tokens.x[values.clone()], ids, weights };
+            let tokens = LayerTokens { layer, top, x: &tokens.x[values.clone()], ids, weights };
             let mut held = Held { compute, bank: |l| (l == layer).then_some(bank), inner };
             let (out, deadline) = (&mut out[values], self.deadline);
             self.parallel.run(compute, &mut **fabric, placement, tokens, &mut held, out, deadline)?;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use keyway_kernels::compute::Compute;
 use keyway_kernels::fabric::{Cause, Fabric, FabricError, Phase};
 use keyway_kernels::moe::Placement;
-use keyway_kernels::moe::parallel::{Times, Tokens, write_note};
+use keyway_kernels::moe::parallel::{LayerTokens, Times, write_note};
 
 use super::note::{Attention, Note, Place};
 use super::store::keep_held;
@@ -234,7 +234,7 @@ impl ExpertGroup {
         compute: &Compute,
         bank: &Bank,
         inner: &mut Inner,
-        tokens: Tokens<'_>,
+        tokens: LayerTokens<'_>,
         out: &mut [f32],
     ) -> Result<(), FabricError> {
         let Self { exchange, metrics, counted, .. } = self;

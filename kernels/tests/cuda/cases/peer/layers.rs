@@ -4,9 +4,9 @@
 use half::bf16;
 use keyway_kernels::cuda::Slice;
 use keyway_kernels::cuda::matmul::{Shape, Unit, Weights, pack_bf16};
-use keyway_kernels::cuda::moe::{self, Ending, Experts, Grouped, Rows};
+use keyway_kernels::cuda::moe::{self, Ending, ExpertWeights, GroupedSlots, ProductRows};
 use keyway_kernels::cuda::peer::Layout;
-use keyway_kernels::moe::{Placement, Plan};
+use keyway_kernels::moe::{ExchangePlan, Placement};
 
 use super::{BLOCK_ROWS, Group, Round};
 use crate::cases::{Lab, values};
@@ -25,7 +25,7 @@ pub(super) fn plans(lab: &mut Lab<'_>) -> Result<(), String> {
         let round = Round::new(&layout, 3, &[tokens, tokens - 1, 1, 0], id);
         let sent = round.upload(lab, &layout, &group.members[0])?;
         lab.launch(group.members[0].peers.dispatch_send(&sent))?;
-        let mut plan = Plan::default();
+        let mut plan = ExchangePlan::default();
         for from in 0..4 {
             let own = &round.ids[from * layout.slots()..][..round.counts[from] * top];
             plan.make(own, top, &group.placement);
@@ -44,7 +44,7 @@ impl Group {
         &self,
         lab: &mut Lab<'_>,
         round: &Round,
-        plan: &Plan,
+        plan: &ExchangePlan,
         from: usize,
         to: usize,
     ) -> Result<(), String> {
@@ -101,7 +101,7 @@ pub(super) fn whole_layer(lab: &mut Lab<'_>) -> Result<(), String> {
     let held = |shape: Shape, images: Slice<u8>, first: usize, count: usize| {
         let (bytes, offset) = (shape.packed_bytes(), images.offset);
         let images = Slice::new(images.buffer, offset + (first * bytes) as u64, count * bytes);
-        Experts { count, shape, unit: Unit::Warp, images, scales: None, bias: None }
+        ExpertWeights { count, shape, unit: Unit::Warp, images, scales: None, bias: None }
     };
     let group = Group::new(lab, layout, Placement::even(experts, ranks), ranks)?;
     let member = &group.members[0];
@@ -116,8 +116,8 @@ pub(super) fn whole_layer(lab: &mut Lab<'_>) -> Result<(), String> {
         let y = Slice::new(member.outputs.buffer, (rank * y * 2) as u64, y);
         let first = held(up, up_images, rank * layout.held, layout.held);
         let second = held(down, down_images, rank * layout.held, layout.held);
-        lab.launch(moe::product(rows, Rows::OfPlaces, &first, &grouped, Ending::Silu, gated))?;
-        lab.launch(moe::product(gated, Rows::OfPlaces, &second, &grouped, Ending::Plain, y))?;
+        lab.launch(moe::product(rows, ProductRows::OfPlaces, &first, &grouped, Ending::Silu, gated))?;
+        lab.launch(moe::product(gated, ProductRows::OfPlaces, &second, &grouped, Ending::Plain, y))?;
     }
     let out: Slice<bf16> = lab.poisoned(sent.x.len)?;
     lab.launch([member.peers.combine_send(member.outputs), member.peers.combine_receive(&sent, None, out)])?;
@@ -127,10 +127,10 @@ pub(super) fn whole_layer(lab: &mut Lab<'_>) -> Result<(), String> {
         let x = lab.upload(&round.x[rank * tokens * layout.width..][..own])?;
         let ids = lab.upload(&round.ids[rank * layout.slots()..][..slots])?;
         let weights = lab.upload(&round.weights[rank * layout.slots()..][..slots])?;
-        let grouped = Grouped {
+        let grouped = GroupedSlots {
             places: lab.poisoned(slots)?,
             slots_at: lab.poisoned(slots)?,
-            items: lab.poisoned(Grouped::item_words(slots, experts, BLOCK_ROWS))?,
+            items: lab.poisoned(GroupedSlots::item_words(slots, experts, BLOCK_ROWS))?,
             item_count: lab.poisoned(1)?,
             block_rows: BLOCK_ROWS,
         };
@@ -139,8 +139,8 @@ pub(super) fn whole_layer(lab: &mut Lab<'_>) -> Result<(), String> {
         let (first, second) = (held(up, up_images, 0, experts), held(down, down_images, 0, experts));
         let launches = [
             moe::group(ids, experts, &grouped),
-            moe::product(x, Rows::OfTokens { top }, &first, &grouped, Ending::Silu, gated),
-            moe::product(gated, Rows::OfPlaces, &second, &grouped, Ending::Plain, y),
+            moe::product(x, ProductRows::OfTokens { top }, &first, &grouped, Ending::Silu, gated),
+            moe::product(gated, ProductRows::OfPlaces, &second, &grouped, Ending::Plain, y),
             moe::combine(y, grouped.places, weights, top, None, alone),
         ];
         lab.launch(launches.into_iter().flatten())?;
