@@ -52,7 +52,8 @@ impl Compute {
         self
     }
 
-    /// The instruction set.
+    /// The instruction set that operations run with: the machine's widest, unless [`Compute::with_isa`] set
+    /// it.
     pub fn isa(&self) -> Isa {
         self.isa
     }

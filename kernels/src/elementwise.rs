@@ -57,7 +57,7 @@ impl Body for SiluMul<'_> {
     }
 }
 
-/// gpt-oss's gate.
+/// The constants of gpt-oss's gate, `(up + 1) * gate * sigmoid(alpha * gate)` of clamped inputs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ClampedGate {
     /// Steepness of the sigmoid: 1.702.
@@ -66,7 +66,7 @@ pub struct ClampedGate {
     pub limit: f32,
 }
 
-/// [`clamped_gate_mul`] in float64.
+/// [`clamped_gate_mul`] in float64, for tests to compare with; the result is a new vector.
 pub fn clamped_gate_mul_oracle(gate_up: &[f32], width: usize, by: ClampedGate) -> Vec<f64> {
     let (alpha, limit) = (f64::from(by.alpha), f64::from(by.limit));
     let mut out = Vec::with_capacity(gate_up.len() / 2);

@@ -4,8 +4,8 @@
 //!
 //! A rank writes its messages where they will be sent from ([`Fabric::outbox`]), exchanges, and reads what
 //! came where it lies ([`Fabric::inbox`]): over shared memory nothing is copied in between. After an error a
-//! fabric stays failed: the group is made anew. Whoever finds a rank at fault tells the others, lest they
-//! take its own leaving for the fault.
+//! fabric stays failed: the group is made anew. A rank that finds another at fault tells the others, lest
+//! they take its own leaving for the fault.
 
 mod grouped;
 mod local;
@@ -74,7 +74,7 @@ pub struct FabricError {
     pub phase: Phase,
     /// The model's layer, where that is known.
     pub layer: Option<u32>,
-    /// What is wrong.
+    /// What is wrong with that rank, as far as this one knows.
     pub cause: Cause,
 }
 
@@ -93,9 +93,9 @@ pub enum Cause {
     Unreached(String),
     /// A message to it is longer than the fabric takes, in words.
     TooLong {
-        /// The message's.
+        /// How many words the refused message has.
         words: usize,
-        /// The fabric's.
+        /// How many words the fabric takes in one message at most.
         capacity: usize,
     },
 }

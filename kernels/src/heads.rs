@@ -9,7 +9,7 @@ pub struct Heads {
     pub stride: usize,
     /// Where the first head begins in its row.
     pub first: usize,
-    /// Heads per row.
+    /// How many heads of each row there are, from the first on; 0 touches none.
     pub count: usize,
     /// Elements from one head to the next.
     pub pitch: usize,

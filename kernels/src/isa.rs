@@ -12,7 +12,7 @@ use crate::simd::{PairDot, Portable, Simd, Widening};
 /// everything hot that it calls the same attribute: only inlined code is compiled with the wider vectors.
 /// Closures have no such attribute; keep vector instructions out of them.
 pub(crate) trait Body {
-    /// What it returns.
+    /// What the computation returns, equal for all instruction sets; `()` where it writes to slices.
     type Out;
 
     /// Computes, with `simd`'s instructions.
@@ -21,7 +21,7 @@ pub(crate) trait Body {
 
 /// A [`Body`] whose hot loop is a dot product of bf16 pairs, which some processors have an instruction for.
 pub(crate) trait PairBody {
-    /// What it returns.
+    /// What the computation returns, equal whether or not the processor has the instruction.
     type Out;
 
     /// Computes, with `dot`'s instructions.

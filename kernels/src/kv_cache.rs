@@ -22,7 +22,7 @@ pub struct KvShape {
     pub value_dim: usize,
     /// Positions per block, a multiple of [`KvShape::GRANULE`].
     pub block_size: usize,
-    /// Blocks.
+    /// How many blocks the cache has, each of `block_size` positions.
     pub num_blocks: usize,
 }
 
@@ -109,7 +109,7 @@ impl KvCache {
         if self.latent { self.shape.latent_bytes_per_token() } else { self.shape.bytes_per_token() }
     }
 
-    /// Its sizes.
+    /// The sizes with which the cache was made.
     pub fn shape(&self) -> KvShape {
         self.shape
     }

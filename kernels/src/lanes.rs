@@ -1,7 +1,7 @@
 //! Sixteen floats side by side: one AVX-512 register, two AVX2, four NEON. Not an abstraction over
 //! intrinsics: plain loops that the compiler turns into vector instructions.
 
-/// Number of lanes.
+/// How many floats a [`Lanes`] has, on every processor.
 pub(crate) const LANES: usize = 16;
 
 /// Sixteen floats, aligned so that no load crosses a cache line.
@@ -48,7 +48,7 @@ impl Lanes {
         out
     }
 
-    /// Lane-wise sum.
+    /// The sum of each two lanes, rounded once.
     #[inline(always)]
     pub(crate) fn add(self, other: Self) -> Self {
         let mut out = self;
@@ -58,7 +58,7 @@ impl Lanes {
         out
     }
 
-    /// Lane-wise larger value.
+    /// The larger value of each two lanes; that of `self` where either is NaN.
     #[inline(always)]
     pub(crate) fn max(self, other: Self) -> Self {
         let mut out = self;
@@ -80,7 +80,7 @@ impl Lanes {
         tree[0]
     }
 
-    /// The largest lane.
+    /// The largest lane, compared by the tree of [`Lanes::sum`].
     #[inline(always)]
     pub(crate) fn largest(self) -> f32 {
         let mut tree = self.0;

@@ -82,7 +82,7 @@ pub fn cpu(compute: &Compute, x: &[f32], w: &PackedMatrix, y: &mut [f32]) {
 
 struct MatMul<'a, W> {
     x: &'a [f32],
-    /// The whole weight.
+    /// The whole weight, of which this tile reads the panels of its outputs.
     weights: &'a W,
     /// All rows of the outputs to compute, whose first is a panel's first.
     y: Tile<'a>,

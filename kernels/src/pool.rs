@@ -1,6 +1,6 @@
 //! Threads that share the tasks of one operation with its caller. A few microseconds decide here: no
-//! allocation, no lock and no queue on the way of a task, and whoever has nothing to do spins briefly before
-//! it sleeps.
+//! allocation, no lock and no queue on the way of a task, and a thread that has nothing to do spins briefly
+//! before it sleeps.
 //!
 //! The caller opens a job, works itself, closes the job when no task is left, and waits for those who entered
 //! it; a thread that wakes too late finds it closed and costs nothing. Nested calls, and calls while another
@@ -32,7 +32,7 @@ pub(crate) struct Pool {
 struct Shared {
     state: AtomicU64,
     job: UnsafeCell<Option<Job>>,
-    /// The next task of the job that nobody has taken.
+    /// The next task of the job that no thread has taken.
     next: AtomicUsize,
     /// Whether a caller has the pool.
     taken: AtomicBool,
@@ -43,13 +43,13 @@ struct Shared {
 
 #[derive(Clone)]
 struct Job {
-    /// Valid as long as the job is open or somebody is inside.
+    /// Valid as long as the job is open or a thread is inside.
     work: *const (dyn Fn(usize) + Sync),
     tasks: usize,
     caller: Thread,
 }
 
-// SAFETY: `job` is written only by the caller that has the pool, while the job is closed and nobody is
+// SAFETY: `job` is written only by the caller that has the pool, while the job is closed and no thread is
 // inside; workers read it only inside. `work` is `Sync`, and is called only inside.
 #[allow(unsafe_code)]
 unsafe impl Send for Shared {}
@@ -115,14 +115,15 @@ impl Pool {
 
     #[allow(unsafe_code)]
     fn open(&self, tasks: usize, work: &(dyn Fn(usize) + Sync)) {
-        // SAFETY: only the lifetime changes. `run` returns, or unwinds, after `close`: nobody is inside then.
+        // SAFETY: only the lifetime changes. `run` returns, or unwinds, after `close`: no thread is inside
+        // then.
         let work: *const (dyn Fn(usize) + Sync + 'static) = unsafe { std::mem::transmute(work) };
         let job = Job { work, tasks, caller: thread::current() };
         // SAFETY: this caller has the pool, and the job before was closed and left by all.
         unsafe { *self.shared.job.get() = Some(job) };
         self.shared.next.store(0, Ordering::Relaxed);
         let number = self.shared.state.load(Ordering::Relaxed) & !(NEXT_JOB - 1);
-        // Whoever enters sees the job.
+        // A thread that enters sees the job.
         self.shared.state.store(number.wrapping_add(NEXT_JOB) | OPEN, Ordering::Release);
     }
 }
@@ -154,7 +155,7 @@ impl Shared {
         }
     }
 
-    /// Lets nobody in any more and waits until all have left; what they wrote is visible then.
+    /// Lets no thread in any more and waits until all have left; what they wrote is visible then.
     fn close(&self) {
         let mut state = self.state.fetch_and(!OPEN, Ordering::AcqRel);
         let mut spins = 0;
@@ -169,7 +170,7 @@ impl Shared {
         }
     }
 
-    /// A worker's life.
+    /// What a worker thread does: enters one job after the other and takes its tasks, until the pool ends.
     fn serve(&self) {
         let mut last = 0;
         while let Some(job) = self.enter(&mut last) {
@@ -209,7 +210,7 @@ impl Shared {
     /// The job; only for who is inside.
     #[allow(unsafe_code)]
     fn job(&self) -> Option<Job> {
-        // SAFETY: nobody writes it while somebody is inside.
+        // SAFETY: no thread writes it while one is inside.
         unsafe { (*self.job.get()).clone() }
     }
 

@@ -45,7 +45,7 @@ pub(crate) fn e4m3_scaled(code: u8) -> f32 {
     f32::from_bits(magnitude.to_bits() | u32::from(code & 0x80) << 24)
 }
 
-/// What [`e4m3_scaled`] lacks.
+/// What the values of [`e4m3_scaled`] are multiplied by to be those of [`e4m3`].
 pub(crate) const E4M3_UNSCALE: f32 = 256.0;
 
 /// Decodes one MXFP4 row: `codes` `[out.len() / 2]`, `scales` `[out.len() / 32]`. Exact in f32 and in bf16,

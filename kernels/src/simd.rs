@@ -50,7 +50,7 @@ pub(crate) trait Simd: Copy {
     fn load_e2m1_low(self, from: &[u8; LANES]) -> Self::Vector;
     /// E2M1 codes in the high halves of bytes.
     fn load_e2m1_high(self, from: &[u8; LANES]) -> Self::Vector;
-    /// Sixty-four bytes.
+    /// Loads sixty-four bytes as they are: sixteen fours, as [`Simd::dot`] takes them.
     fn load_bytes(self, from: &[u8; 4 * LANES]) -> Self::Bytes;
     /// The low and the high halves of 64 bytes, each as 64 bytes.
     fn load_halves(self, from: &[u8; 4 * LANES]) -> [Self::Bytes; 2];

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// What computes.
+/// Which device computes a model, as `--device` names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceChoice {
     /// The first NVIDIA GPU if there is one and it computes the model, else the CPU.

@@ -129,7 +129,7 @@ impl EngineHandle {
     }
 }
 
-/// A started engine.
+/// An engine whose thread runs: the way to it, and how its end shows.
 #[derive(Debug)]
 pub(crate) struct Spawned {
     pub(crate) handle: EngineHandle,
@@ -232,7 +232,7 @@ impl Engine {
         self.scheduler.is_idle() && self.under_way.is_none()
     }
 
-    /// The next message; `None` once nobody can send one. Meanwhile the backend's other parts are kept alive.
+    /// The next message; `None` once no sender is left. Meanwhile the backend's other parts are kept alive.
     fn wait(&mut self, inbox: &Receiver<Message>) -> Option<Message> {
         self.backend.rest();
         let Some(every) = self.backend.keep_alive_every() else { return inbox.recv().ok() };
@@ -266,7 +266,7 @@ impl Engine {
         }
     }
 
-    /// One step for everybody who is live.
+    /// Plans and carries out one step of the live sequences.
     fn step(&mut self) {
         let started = Instant::now();
         self.plan();

@@ -33,7 +33,7 @@ pub struct Readable {
 /// A request that it would refuse.
 #[derive(Debug)]
 pub struct Refusal {
-    /// HTTP's status.
+    /// The HTTP status of the answer.
     pub status: u16,
     /// The body of the answer.
     pub error: Value,

@@ -180,7 +180,7 @@ pub(crate) const GPU_STEP_DEFAULTS: (usize, usize) = (4096, 256);
 pub(crate) const FAILED_STEPS_MAX: usize = 3;
 
 /// Share of a GPU's free memory that the KV cache takes where no option says: the rest is for kernels, which
-/// the driver loads when they are first used, for what a larger step needs, and for whoever else is on the
+/// the driver loads when they are first used, for what a larger step needs, and for other programs on the
 /// GPU.
 pub(crate) const GPU_KV_SHARE: f64 = 0.9;
 

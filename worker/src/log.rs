@@ -1,4 +1,4 @@
-//! The log of the process `keyway-worker` on stderr, as [`Lines`]: a pipe that nobody reads or a disk that
+//! The log of the process `keyway-worker` on stderr, as [`Lines`]: a pipe without a reader or a disk that
 //! hangs stops no engine and holds up no request, and lost lines are counted.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -58,7 +58,7 @@ pub fn to_stderr(format: LogFormat) -> Log {
     Log(lines)
 }
 
-/// Says on stderr why the process ends, and waits no more than a second for whoever should read it.
+/// Says on stderr why the process ends, and waits no more than a second for the reader.
 pub fn last_words(words: &str) {
     // Without a thread for it there is no way to say it.
     let lines = Lines::to("last words", io::stderr(), words.len(), |_, _| {});
@@ -66,7 +66,7 @@ pub fn last_words(words: &str) {
     lines.flush(LAST_LINES_MAX);
 }
 
-/// Logs a panic instead of writing it in place, where a pipe that nobody reads would keep its thread from
+/// Logs a panic instead of writing it in place, where a pipe without a reader would keep its thread from
 /// ending.
 fn note(panic: &PanicHookInfo<'_>) {
     let place = panic.location().map(ToString::to_string);

@@ -35,19 +35,19 @@ pub(crate) enum Phase {
 pub(crate) enum Outcome {
     /// By itself or at a stop string.
     Stop,
-    /// At `max_tokens`.
+    /// It came to as many tokens as its `max_tokens` allows.
     Length,
     /// Its client went away.
     Aborted,
-    /// The client's mistake.
+    /// It was refused through the client's mistake.
     Invalid,
     /// The queue was full.
     Overloaded,
-    /// The worker's fault.
+    /// It failed through the worker's fault, as when the engine stopped.
     Error,
 }
 
-/// One engine's series.
+/// One engine's series, in a registry of its own; several engines' are told apart by the label `engine`.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,

@@ -1,8 +1,8 @@
 //! Memory for requests, from their first byte to their answer's end: one budget in two parts. Of one part
 //! bodies take as much as has come, and then what is kept of them while they are answered; who finds none is
 //! refused at once. Of the other takes who parses, renders and tokenises, a few at a time, as much as that
-//! may need: who finds none waits. Nobody waits with a share of the part that others wait for, so that waits
-//! end.
+//! may need: who finds none waits. No request waits with a share of the part that others wait for, so that
+//! waits end.
 //!
 //! What of it one client may have is as at the gateway (`party.rs` of `gateway/clients`).
 
@@ -43,7 +43,7 @@ struct Bodies {
 /// Why there is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoMemory {
-    /// Others have it.
+    /// Other requests have it for now, or had it for as long as this one may wait.
     Busy,
     /// This client's others have its share.
     Share,
@@ -91,7 +91,7 @@ impl RequestMemory {
         Ok(Turn { memory: Arc::clone(self), place: Some(turn), work: None, waits: Some(Handle::current()) })
     }
 
-    /// The turn of one that is over soon: it waits for nobody. `may_wait`: for memory it may.
+    /// The turn of one that is over soon: it waits for no other turn. `may_wait`: for memory it may.
     pub(crate) fn short_turn(self: &Arc<Self>, may_wait: bool) -> Turn {
         let waits = may_wait.then(Handle::try_current).and_then(Result::ok);
         Turn { memory: Arc::clone(self), place: None, work: None, waits }

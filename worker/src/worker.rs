@@ -1,4 +1,5 @@
-//! A whole worker from its options: model, engine, server. Used by the command and by whoever embeds one.
+//! A whole worker from its options: model, engine, server. Used by the command and by programs that embed
+//! one.
 
 mod engines;
 mod gpu;
@@ -46,7 +47,7 @@ use crate::{
 pub struct WorkerOptions {
     /// The built-in model, the random one, or a checkpoint directory.
     pub model: ModelSource,
-    /// What computes.
+    /// Whether the CPU or a GPU computes; [`DeviceChoice::Auto`] leaves it to the worker.
     pub device: DeviceChoice,
     /// How its matrices are kept in memory.
     pub quantize: Quantize,
@@ -140,7 +141,7 @@ pub enum StartError {
     Listen {
         /// The address asked for.
         addr: SocketAddr,
-        /// The system's reason.
+        /// Why the system refuses it, such as a port that is in use.
         source: std::io::Error,
     },
     /// The addresses for KV events cannot be bound.
@@ -170,7 +171,7 @@ pub struct RunningWorker {
     model_name: String,
     shutdown: oneshot::Sender<()>,
     server: tokio::task::JoinHandle<()>,
-    /// By data-parallel rank.
+    /// The engines' threads, by data-parallel rank, for the shutdown to wait for.
     engines: Vec<std::thread::JoinHandle<()>>,
     engine_stopped: Arc<Notify>,
     handles: Vec<EngineHandle>,
@@ -269,7 +270,7 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
 }
 
 impl RunningWorker {
-    /// Where it listens.
+    /// Where it listens for clients, with the port that the system chose if the options have 0.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
@@ -427,7 +428,7 @@ fn load(source: &ModelSource, quantize: Quantize, ranks: usize) -> Result<Loaded
     Ok(Loaded { model, text, defaults })
 }
 
-/// As many as asked for, or as there are cores; one if nobody knows.
+/// As many as asked for, or as there are cores; one if the system does not say.
 pub(crate) fn threads(asked: Option<usize>) -> NonZeroUsize {
     asked.and_then(NonZeroUsize::new).or_else(|| available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN)
 }

@@ -96,7 +96,7 @@ pub(crate) fn rank(rank: &str, path: &str) -> Result<String, String> {
     }
     meet(&mut fabric)?;
     group.round(&mut lab, &round(7))?;
-    // Nobody's mailbox may go while others write to it.
+    // No rank's mailbox may go while others write to it.
     meet(&mut fabric)?;
     group.free(&mut lab);
     Ok(lab.compared().to_string())

@@ -197,10 +197,10 @@ pub(crate) fn scales(lab: &mut Lab<'_>, count: usize) -> Result<Option<Slice<f32
     if count == 0 { Ok(None) } else { lab.upload(&vec![0.01; count]).map(Some) }
 }
 
-/// A layer's experts.
+/// The sizes of a timed layer of experts: how many there are, and how their weights are kept.
 struct Moe {
     count: usize,
-    /// Of a token.
+    /// How many of the experts are chosen for each token.
     top: usize,
     inner: usize,
     width: usize,

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 /// What kernels' buffers hold: a number of fixed size, little-endian in memory.
 pub trait Element: Copy + Default + 'static {
-    /// Appends its bytes.
+    /// Appends the number's bytes, the lowest first, as buffers on a device have them.
     fn put(self, bytes: &mut Vec<u8>);
     /// From as many bytes as it has.
     fn get(bytes: &[u8]) -> Self;
@@ -35,7 +35,7 @@ pub struct Slice<T> {
     pub buffer: u64,
     /// Where it begins in the buffer, in bytes.
     pub offset: u64,
-    /// Elements.
+    /// How many elements of `T` it has, not bytes.
     pub len: usize,
     of: PhantomData<T>,
 }
@@ -91,14 +91,14 @@ pub enum Argument {
     Pointer {
         /// The device's number of the buffer.
         buffer: u64,
-        /// Byte in it.
+        /// Which byte of that buffer it is, counted from 0.
         offset: u64,
     },
-    /// A null pointer.
+    /// A null pointer, for an optional slice that is absent.
     Null,
-    /// A `uint32_t`.
+    /// A `uint32_t` that the kernel takes by value, such as a number of rows.
     U32(u32),
-    /// A `float`.
+    /// A `float` that the kernel takes by value, such as a factor.
     F32(f32),
 }
 
@@ -133,9 +133,9 @@ impl From<f32> for Argument {
 pub struct Launch {
     /// The fatbin that holds it: `bin/MODULE.fatbin`.
     pub module: &'static str,
-    /// Its name.
+    /// The name of the kernel's function in that fatbin.
     pub kernel: String,
-    /// Blocks.
+    /// How many blocks are started along x, y and z.
     pub grid: [u32; 3],
     /// Threads per block, along x.
     pub threads: u32,
@@ -184,18 +184,18 @@ pub trait Device {
     fn generation(&self) -> String;
     /// Streaming multiprocessors: for how many blocks there is room at once. Speed alone.
     fn processors(&self) -> usize;
-    /// Memory that nobody has taken yet, in bytes.
+    /// Memory of the device that is not taken yet, in bytes.
     fn free_bytes(&self) -> Result<usize, DeviceError>;
     /// Makes the first `bytes` of a buffer 0.
     fn zero(&mut self, buffer: u64, bytes: usize) -> Result<(), DeviceError>;
-    /// Starts a kernel.
+    /// Starts a kernel behind those started before; it may still run when this returns.
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError>;
     /// Records launches, so that all of them can be started at once; the recording's number. Starts none.
     /// Their buffers must stay where they are for as long as it is replayed.
     fn record(&mut self, launches: &[Launch]) -> Result<u64, DeviceError>;
     /// Starts what was recorded.
     fn replay(&mut self, recording: u64) -> Result<(), DeviceError>;
-    /// Forgets a recording.
+    /// Lets go of a recording: its number cannot be replayed any more.
     fn forget(&mut self, recording: u64);
 }
 
@@ -221,7 +221,7 @@ impl dyn Device + '_ {
         self.write(slice.buffer, slice.offset, &bytes)
     }
 
-    /// A slice's elements.
+    /// Copies a slice's elements to the host; waits for what was launched before.
     pub fn download<T: Element>(&mut self, slice: Slice<T>) -> Result<Vec<T>, DeviceError> {
         let mut bytes = vec![0; slice.len * size_of::<T>()];
         self.read(slice.buffer, slice.offset, &mut bytes)?;

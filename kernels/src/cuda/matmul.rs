@@ -35,7 +35,7 @@ const FEW_ROWS: usize = 16;
 /// How a weight is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weights {
-    /// bf16.
+    /// bf16 values, two bytes a weight, without scales.
     Bf16,
     /// Integers in -128..=127 with a scale per output and 128 inputs.
     Int8,
@@ -60,10 +60,10 @@ impl Weights {
     }
 }
 
-/// A weight's sizes.
+/// How large a weight matrix `[N, K]` is, and how its elements are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// N.
+    /// N: how many outputs a row of the product has.
     pub outputs: usize,
     /// K, a multiple of [`Weights::granule`].
     pub inputs: usize,
@@ -127,24 +127,24 @@ pub enum Unit {
 /// A packed weight on the device.
 #[derive(Debug, Clone, Copy)]
 pub struct Packed {
-    /// Its sizes.
+    /// The weight's sizes and type, by which the images were packed.
     pub shape: Shape,
-    /// What multiplies it.
+    /// The matrix instruction that multiplies it; the images are the same for either.
     pub unit: Unit,
-    /// The images.
+    /// The packed tiles, [`Shape::packed_bytes`] in all, as a `pack_*` function made them.
     pub images: Slice<u8>,
     /// As many as [`Shape::scales`]; `None` where these are none.
     pub scales: Option<Slice<f32>>,
-    /// `[outputs]`.
+    /// Added to every row of the product, `[outputs]`; `None`: nothing is.
     pub bias: Option<Slice<bf16>>,
 }
 
 /// What the product goes to.
 #[derive(Debug, Clone, Copy)]
 pub enum Out {
-    /// Rounded to bf16.
+    /// The sums rounded to bf16, `[rows, outputs]`.
     Bf16(Slice<bf16>),
-    /// As summed: logits.
+    /// The sums in f32, as they are, `[rows, outputs]`: logits.
     F32(Slice<f32>),
 }
 
@@ -158,7 +158,7 @@ pub struct ProductCut {
 }
 
 impl ProductCut {
-    /// For `rows` rows.
+    /// The cut for a product of `rows` rows by a weight of this shape.
     pub fn choose(shape: Shape, rows: usize) -> Self {
         let block = match rows {
             0..=FEW_ROWS => FEW_ROWS,

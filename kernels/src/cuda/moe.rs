@@ -175,11 +175,11 @@ pub fn group(ids: Slice<u32>, experts: usize, to: &GroupedSlots) -> Option<Launc
 /// added yet.
 #[derive(Debug, Clone, Copy)]
 pub struct RouterSums {
-    /// The sums.
+    /// The sums in f32, not yet added up over the splits.
     pub sums: Slice<f32>,
     /// How many splits there are.
     pub splits: usize,
-    /// `[experts]`.
+    /// The router's bias, `[experts]`; `None` if it has none, or if the product has added it.
     pub bias: Option<Slice<bf16>>,
 }
 
@@ -258,24 +258,24 @@ pub struct ExpertWeights {
     pub count: usize,
     /// Of one of them.
     pub shape: Shape,
-    /// What multiplies them.
+    /// The matrix instruction that multiplies them; the images are the same for either.
     pub unit: Unit,
     /// The images, `matmul::pack_*` of each.
     pub images: Slice<u8>,
     /// `[count, inputs / 128, outputs]`; `None` of bf16 and MXFP4.
     pub scales: Option<Slice<f32>>,
-    /// `[count, outputs]`.
+    /// Added to the rows of each expert before the ending, `[count, outputs]`; `None`: nothing is.
     pub bias: Option<Slice<bf16>>,
 }
 
 /// What becomes of a product's sums.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Ending {
-    /// They are rounded.
+    /// They are rounded to bf16, one column for each output.
     Plain,
     /// SiLU of the gates times the values: half as many columns.
     Silu,
-    /// gpt-oss's gate.
+    /// gpt-oss's gate, of clamped gates and values: half as many columns.
     Clamped(ClampedGate),
 }
 
@@ -284,7 +284,7 @@ pub enum Ending {
 pub enum ProductRows {
     /// A slot's row is its token's; tokens have `top` slots.
     OfTokens {
-        /// Experts per token.
+        /// How many experts each token chose.
         top: usize,
     },
     /// A place's row is its own.

@@ -30,7 +30,7 @@ const APART: [f64; 2] = [0.05, 0.7];
 /// How pages hold keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvType {
-    /// bf16.
+    /// bf16, two bytes an element; its scales are 1.
     Bf16,
     /// FP8 E4M3, with one scale for all keys and one for all values.
     Fp8,
@@ -70,7 +70,7 @@ impl HeadKind {
 /// One layer's pages on the device: `keys` `[page][kv_head][offset][key_dim]`, `values` alike, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Pages {
-    /// Keys, or latents.
+    /// Keys; in a latent cache the latents, each with the rotated key that all heads share behind it.
     pub keys: Slice<u8>,
     /// Values; `None` of a latent cache.
     pub values: Option<Slice<u8>>,
@@ -78,7 +78,7 @@ pub struct Pages {
     pub kv_type: KvType,
     /// Sizes of a vector.
     pub kind: HeadKind,
-    /// KV heads.
+    /// Heads of keys and values per position; 1 in a latent cache.
     pub kv_heads: usize,
     /// Positions a page, a power of two.
     pub page_size: usize,
@@ -217,7 +217,7 @@ impl AttentionPlan {
         for sequence in sequences {
             let rows = sequence.tokens * group;
             assert!(rows > 0, "attention: a sequence without new tokens");
-            // The last rows see most: begun first, they are not what everybody waits for at the end.
+            // The last rows see most: begun first, they are not what the launch waits for at the end.
             for first_row in (0..rows).step_by(cut.rows).rev() {
                 let first_end = sequence.start + first_row / group + 1;
                 let last_end = sequence.start + (rows.min(first_row + cut.rows) - 1) / group + 1;
@@ -259,9 +259,9 @@ impl AttentionPlan {
 pub struct Batch<'a> {
     /// The plan, and its lists on the device.
     pub plan: &'a AttentionPlan,
-    /// `plan.items`.
+    /// [`AttentionPlan::items`], copied to the device by the caller.
     pub items: Slice<u32>,
-    /// `plan.merges`.
+    /// [`AttentionPlan::merges`], copied to the device by the caller; empty if it is.
     pub merges: Slice<u32>,
     /// Page numbers of all sequences.
     pub tables: Slice<u32>,
@@ -269,7 +269,7 @@ pub struct Batch<'a> {
     pub q: Slice<bf16>,
     /// Distance between rows, in elements.
     pub q_stride: usize,
-    /// Query heads.
+    /// Query heads of a token: a multiple of the pages' `kv_heads`.
     pub heads: usize,
     /// One logit per query head that joins the denominator alone.
     pub sinks: Option<Slice<f32>>,
@@ -286,7 +286,7 @@ pub struct Batch<'a> {
     pub kv_scale: [f32; 2],
     /// `[tokens, heads * value_dim]`.
     pub out: Slice<bf16>,
-    /// Room for [`AttentionPlan::partial_floats`].
+    /// Room for the states of parts that are merged, at least [`AttentionPlan::partial_floats`] of the plan.
     pub partials: Slice<f32>,
 }
 
@@ -387,7 +387,8 @@ fn attend(pages: &Pages, batch: &Batch<'_>, items: usize) -> Launch {
     }
 }
 
-/// Of `attention_sm90.cu`.
+/// The kernel of `attention_sm90.cu` for bf16 heads of this kind, whose states are merged afterwards if
+/// `apart`.
 fn pipelined_kernel(kind: HeadKind, apart: bool) -> String {
     let apart = if apart { "_apart" } else { "" };
     format!("attention_sm90_{}_bf16{apart}", kind.key_dim())

@@ -99,7 +99,7 @@ pub struct Peers {
 pub struct RoundTokens {
     /// `[count]`: how many there are.
     pub counts: Slice<u32>,
-    /// `[count, tokens, width]`.
+    /// `[count, tokens, width]`: what goes into the layer's experts.
     pub x: Slice<bf16>,
     /// `[count, tokens, top]`: the router's choice.
     pub ids: Slice<u32>,
@@ -223,7 +223,7 @@ impl Peers {
         Ok(peers)
     }
 
-    /// Gives back what the ranks kept to themselves. The mailboxes are for whoever made them.
+    /// Gives back what the ranks kept to themselves. The mailboxes stay with the caller that made them.
     pub fn free(&self, device: &mut dyn Device) {
         let Ways { homes, holders, locals, of_slots, .. } = self.ways;
         let words =

@@ -5,7 +5,7 @@
 const PROCESSORS: u32 = 132;
 /// Bytes of a packed tile of bf16 weights, and of the room that a warpgroup's sums pass on their way out.
 const IMAGE: usize = 64 * 64 * 2;
-/// Threads that multiply.
+/// Threads of a block that multiply: two warpgroups, for which a third brings weights and rows.
 const CONSUMERS: usize = 256;
 
 /// The parameters that a kernel's name stands for.

@@ -14,7 +14,7 @@ const FOUND: u32 = 4;
 /// Where the rows lie, and how many of a head's elements are normalised (`width`, from its beginning).
 #[derive(Debug, Clone, Copy)]
 pub struct NormRows {
-    /// Rows.
+    /// How many rows there are; `heads` says how far apart they begin.
     pub rows: usize,
     /// Elements that are normalised together.
     pub width: usize,

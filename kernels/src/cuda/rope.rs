@@ -40,7 +40,7 @@ pub struct ProjectedTokens {
     pub stride: usize,
     /// Keys and values, where they are not in these rows, and the distance between their own rows.
     pub kv: Option<(Slice<bf16>, usize)>,
-    /// Query heads.
+    /// How many query heads each row begins with.
     pub heads: usize,
     /// Norms of the heads, where the model has them: of keys in the same rows alone.
     pub norms: Option<Norms>,

@@ -9,13 +9,13 @@ const SCRATCH_BYTES: u32 = 4 * (THREADS / 32 + 1);
 const NONE: u32 = u32::MAX;
 /// Words of a [`Rule`], and of the header that a list begins with.
 pub const RULE_WORDS: usize = 4;
-/// Words of [`RowRules`].
+/// Words that a row's [`RowRules`] take on the device; the last one is padding.
 pub const ROW_WORDS: usize = 8;
 
 /// What a row's rules say of one id.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Rule {
-    /// Which.
+    /// The token id that it is about.
     pub id: u32,
     /// How often it was generated.
     pub generated: u32,
@@ -53,7 +53,7 @@ pub fn list_words(most: usize) -> usize {
     (1 + most) * RULE_WORDS
 }
 
-/// A row's rules.
+/// What changes one row's logits before its token is drawn: where its list and mask lie, and its penalties.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct RowRules {
     /// At which multiple of [`RULE_WORDS`] its list begins.
@@ -68,7 +68,7 @@ pub struct RowRules {
     pub repetition: f32,
     /// Taken from the logits of what was generated, for each time.
     pub frequency: f32,
-    /// The same, once.
+    /// Taken from the logits of what was generated, once however often that was.
     pub presence: f32,
 }
 

@@ -20,7 +20,7 @@ const BLOCKS: usize = 264;
 const PARTS: usize = 64;
 /// Ids that are worth a block.
 const PART_IDS: usize = 2048;
-/// Words of [`Parameters`].
+/// Words that a row's [`Parameters`] take on the device; seed and position take two each.
 pub const PARAMETER_WORDS: usize = 8;
 
 /// How a row's token is chosen.
@@ -129,9 +129,9 @@ pub const NOT_WANTED: u32 = u32::MAX;
 /// What the model thought of a token, as far as its row of logits goes: what log-probabilities are made of.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Score {
-    /// The token's logit.
+    /// The token's own logit in the row.
     pub logit: f32,
-    /// The largest.
+    /// The row's largest logit, to which `total` is relative.
     pub maximum: f32,
     /// The sum of `e^(logit - maximum)` over the row, each in units of 2^-40 and rounded down.
     pub total: u64,

@@ -144,7 +144,7 @@ impl<M: Mover> Fabric for GroupedRank<M> {
             return Err(self.error(to, phase, Cause::TooLong { words, capacity }));
         }
         if to == self.control.rank() {
-            // Nobody would fetch it.
+            // No rank would fetch it.
             return Err(self.error(to, phase, Cause::Protocol("nothing: it is this rank itself")));
         }
         self.lengths[to] = words;
@@ -160,7 +160,8 @@ impl<M: Mover> Fabric for GroupedRank<M> {
         let done = self.run(phase, deadline);
         if let Err(error) = &done {
             self.received.fill(0);
-            // Whoever comes to the control later is told; it knows already of what it found itself.
+            // A rank that comes to the control later is told; the control knows already of what it found
+            // itself.
             self.control.fail(error.rank, phase, error.cause.clone());
         }
         self.failed = done.clone().err();

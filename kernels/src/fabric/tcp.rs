@@ -1,6 +1,6 @@
 //! Ranks on different machines: a TCP connection between each two of them. Words go as they lie in memory, so
-//! both ends must have the same byte order, which the greeting shows. Nothing is encrypted, nobody is asked
-//! who they are: for a network of the fleet's own.
+//! both ends must have the same byte order, which the greeting shows. Nothing is encrypted, and no peer has
+//! to prove who it is: for a network of the fleet's own.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -52,7 +52,7 @@ impl fmt::Debug for Peer {
 /// Why there is no further exchange with a peer.
 enum Fault {
     Own(Cause),
-    /// Somebody else's, as [`FabricError::blame`] says it.
+    /// The fault of which the peer tells, as [`FabricError::blame`] says it.
     Told(u32),
 }
 

@@ -10,7 +10,7 @@ use crate::simd::Simd;
 
 /// What quantising one element takes one thread, in nanoseconds: decides who computes, nothing else.
 const NS_PER_ELEMENT: f64 = 0.3;
-/// The largest code.
+/// The largest magnitude of a code; there is no -128.
 const CODE_MAX: f32 = 127.0;
 /// A group whose largest magnitude is below this (2^-100) is taken for zeros: its codes' divisor could
 /// overflow.
@@ -29,7 +29,7 @@ pub(super) struct Group {
     pub(super) scale: f32,
 }
 
-/// Quantised rows.
+/// Rows of inputs quantised to 8 bits, 32 inputs to a scale, for integer weights.
 #[derive(Debug)]
 pub(super) struct Activations {
     /// `[rows, inputs / 32 rounded up]`; zeros behind the last input.

@@ -45,7 +45,7 @@ pub(super) trait QuadGroup: Copy + Send + Sync + 'static {
     /// What a weight of 0 is coded as.
     const ZERO: i32;
 
-    /// Nothing but zeros.
+    /// A group of weights that are all 0: every code is [`QuadGroup::ZERO`], every scale 0.
     const EMPTY: Self;
 
     /// Quantises a row's group of 32.
@@ -54,13 +54,13 @@ pub(super) trait QuadGroup: Copy + Send + Sync + 'static {
     /// Stores the code of input `k` of panel `panel`'s output `column`.
     fn set(&mut self, panel: usize, column: usize, k: usize, code: u8);
 
-    /// What [`QuadGroup::set`] stored.
+    /// The code that [`QuadGroup::set`] stored at the same place.
     fn get(&self, panel: usize, column: usize, k: usize) -> u8;
 
     /// The scales as bf16.
     fn scales(&self) -> &[[u16; PANEL]; BLOCK_PANELS];
 
-    /// The scales.
+    /// The scales of all outputs as bf16, to be written.
     fn scales_mut(&mut self) -> &mut [[u16; PANEL]; BLOCK_PANELS];
 
     /// Codes of the fours `2 pair` and `2 pair + 1` of a panel.
@@ -202,7 +202,7 @@ impl QuadGroup for Quad4 {
 /// A product; see [`super::cpu`].
 pub(super) struct IntMatMul<'a, Q: Copy> {
     pub(super) x: &'a Activations,
-    /// The whole weight.
+    /// The whole weight, of which this tile reads the blocks of its outputs.
     pub(super) weights: &'a Integers<Q>,
     /// All rows of the outputs to compute, whose first is a block's first.
     pub(super) y: Tile<'a>,

@@ -12,13 +12,13 @@ use crate::simd::Simd;
 use narrow::{Fp8, Mxfp4};
 use plain::Plain;
 
-/// Outputs per panel.
+/// Outputs per panel, one for each lane of a vector.
 pub(super) const PANEL: usize = LANES;
 
 /// How [`PackedMatrix::pack`] keeps a weight in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightType {
-    /// Four bytes.
+    /// Four bytes a weight: nothing is rounded.
     F32,
     /// Two bytes, the upper half of an f32; products round their input likewise: see `pairs.rs`.
     Bf16,
@@ -29,10 +29,10 @@ pub enum WeightType {
 pub enum SmallFloats {
     /// E4M3 with a scale per so many inputs of a row.
     Fp8 {
-        /// How many.
+        /// How many inputs of a row share a scale.
         block: usize,
     },
-    /// MXFP4.
+    /// MXFP4: E2M1 codes of 4 bits, with an E8M0 scale for every 32 inputs of a row.
     Mxfp4,
 }
 
@@ -144,12 +144,12 @@ impl PackedMatrix {
         Self { outputs, inputs, panels }
     }
 
-    /// N.
+    /// N: how many outputs the weight has, without the padding of its panels.
     pub fn outputs(&self) -> usize {
         self.outputs
     }
 
-    /// K.
+    /// K: over how many inputs each output is summed.
     pub fn inputs(&self) -> usize {
         self.inputs
     }

@@ -85,7 +85,7 @@ impl Pairs {
     }
 }
 
-/// One thread's outputs.
+/// The product of rounded rows with a weight, as far as the outputs of one tile go.
 struct Product<'a> {
     x: &'a Rounded,
     weights: &'a Pairs,

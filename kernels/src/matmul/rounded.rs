@@ -34,7 +34,7 @@ impl<const R: usize> Rows<R> for [&[u32]; R] {
     }
 }
 
-/// A tall tile's.
+/// A tall tile's rows, interleaved: the first pair of every row, then the second, and so on.
 impl<const R: usize> Rows<R> for &[[u32; R]] {
     #[inline(always)]
     fn pairs(self) -> usize {
@@ -47,7 +47,7 @@ impl<const R: usize> Rows<R> for &[[u32; R]] {
     }
 }
 
-/// Rounded rows.
+/// Rows of inputs rounded to bf16, two to a word: whole tall tiles, then the rows left over.
 #[derive(Debug)]
 pub(super) struct Rounded {
     pairs: Vec<u32>,

@@ -35,11 +35,11 @@ pub trait Experts {
 /// A layer's tokens on one rank.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerTokens<'a> {
-    /// The layer's number.
+    /// The model's layer whose experts serve them, counted from 0.
     pub layer: u32,
-    /// Experts per token.
+    /// How many experts each token chose.
     pub top: usize,
-    /// `[tokens, width]`.
+    /// What goes into the experts, `[tokens, width]`.
     pub x: &'a [f32],
     /// The router's choice, `[tokens, top]`.
     pub ids: &'a [u32],
@@ -52,14 +52,14 @@ pub struct LayerTokens<'a> {
 pub enum Served {
     /// A layer: so many rows were computed here.
     Layer {
-        /// The layer's number.
+        /// The model's layer, counted from 0; `u32::MAX` if no rank had tokens.
         layer: u32,
         /// Rows that this rank's experts served.
         rows: usize,
     },
     /// One rank sent a note, which [`note_in`] reads from its inbox.
     Note {
-        /// Who sent it.
+        /// The rank that sent it; of several the lowest.
         from: usize,
     },
 }
@@ -190,7 +190,7 @@ impl Parallel {
         }
         self.arrivals.read(fabric, None, None, experts)?;
         let Some(layer) = self.arrivals.layer else {
-            // Nobody had tokens: there is still a way back, so that all ranks are in step.
+            // No rank had tokens: there is still a way back, so that all ranks are in step.
             fabric.exchange(Phase::Combine, deadline)?;
             return Ok(Served::Layer { layer: u32::MAX, rows: 0 });
         };
@@ -249,7 +249,7 @@ impl Parallel {
     ) -> Result<Instant, FabricError> {
         let started = Instant::now();
         let rank = fabric.rank();
-        // Without a width nobody could have sent a row, nor has this rank one.
+        // Without a width no rank could have sent a row, nor has this rank one.
         let width = experts.shape(layer).map_or(1, |(width, _)| width);
         self.gathered.resize(self.arrivals.sources.len() * width, 0.0);
         for (row, (from, token)) in self.gathered.chunks_exact_mut(width).zip(&self.arrivals.sources) {

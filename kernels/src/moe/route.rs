@@ -12,7 +12,7 @@ const EPSILON: f32 = 1e-20;
 /// How a model chooses experts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Routing {
-    /// Experts per token.
+    /// How many experts are chosen for each token.
     pub top: usize,
     /// What turns logits into weights.
     pub scoring: Scoring,

@@ -6,11 +6,11 @@ use std::f64::consts::TAU;
 /// How the base frequencies are stretched.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// They are used as they are.
     None,
     /// All divided by `factor`.
     Linear {
-        /// The divisor.
+        /// What every frequency is divided by, from the checkpoint's configuration.
         factor: f64,
     },
     /// Llama 3's: long wavelengths divided by `factor`, short ones kept, a linear blend between.

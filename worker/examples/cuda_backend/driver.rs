@@ -5,7 +5,7 @@ use keyway_worker::backend::{Backend, Chunk, Draw, StepOutput};
 /// One sequence's place in the cache.
 #[derive(Debug, Clone)]
 pub(crate) struct Sequence {
-    /// By cache group.
+    /// A block table for each of the backend's cache groups, longer as the sequence grows.
     tables: Vec<Vec<u32>>,
     /// Its tokens so far.
     pub(crate) len: usize,

@@ -79,7 +79,7 @@ impl Variant {
         self.more.contains("experts_per_tok")
     }
 
-    /// Its `config.json`.
+    /// The `config.json` of a small model of this family: two layers, 128 wide.
     pub(crate) fn config(&self) -> String {
         let Self { name, more } = self;
         format!(

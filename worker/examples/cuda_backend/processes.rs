@@ -32,7 +32,8 @@ fn variant(name: &str) -> Result<&'static Variant, String> {
     MODELS.iter().find(|variant| variant.name == name).ok_or_else(|| format!("no family {name}"))
 }
 
-/// Runs all groups.
+/// Compares each group's logits, bit for bit, with those of one process, and once more after a rank was
+/// killed.
 pub(crate) fn run() -> Result<Value, String> {
     let mut compared = 0;
     for (i, (name, ranks)) in GROUPS.into_iter().enumerate() {

@@ -10,7 +10,7 @@ use crate::driver::Driver;
 use crate::models::{MODELS, VOCAB};
 use crate::shapes::{QWEN3_30B, VOCAB as VOCAB_PUBLISHED};
 
-/// All of them.
+/// The names of all cases in which one process plays several ranks, as [`run`] takes them.
 pub(crate) const NAMES: &[&str] = &["backend_ranks_small", "backend_ranks_30b_layers"];
 
 const LAYOUT: KvLayout = KvLayout { block_size: 16, num_blocks: 251 };

@@ -6,7 +6,7 @@ use keyway_worker::model::Quantize;
 /// Tokens that all of them know.
 pub(crate) const VOCAB: u32 = 128_000;
 
-/// A model's shape.
+/// A published model's sizes, of which a step's bytes and operations are counted.
 #[derive(Debug)]
 pub(crate) struct Shape {
     pub(crate) config: &'static str,
@@ -23,7 +23,7 @@ pub(crate) struct Shape {
     queries: usize,
 }
 
-/// huggingface.co/meta-llama/Llama-3.1-8B, `config.json`.
+/// Llama 3.1 8B, a dense model: huggingface.co/meta-llama/Llama-3.1-8B, `config.json`.
 pub(crate) const LLAMA_8B: Shape = Shape {
     config: r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 128256,
         "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -38,7 +38,7 @@ pub(crate) const LLAMA_8B: Shape = Shape {
     queries: 4096,
 };
 
-/// huggingface.co/Qwen/Qwen3-30B-A3B, `config.json`.
+/// Qwen3 30B-A3B, a mixture of experts: huggingface.co/Qwen/Qwen3-30B-A3B, `config.json`.
 pub(crate) const QWEN3_30B: Shape = Shape {
     config: r#"{"architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 151936,
         "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,

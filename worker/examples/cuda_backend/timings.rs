@@ -54,7 +54,7 @@ const ALL: &[(&str, Shape, Timing)] = &[
     ("qwen3_30b_ranks_4_decode_1", QWEN3_30B, Timing::Ranks(4, 1)),
 ];
 
-/// Their names.
+/// The names of all timings, as the program lists them and [`run`] takes them.
 pub(crate) fn names() -> Vec<&'static str> {
     ALL.iter().map(|(name, ..)| *name).collect()
 }

@@ -24,7 +24,7 @@ pub(crate) enum AnswerFormat {
     /// Text, perhaps with tags.
     #[default]
     Text,
-    /// gpt-oss'.
+    /// gpt-oss' own: channels for thoughts, answer and calls, between special tokens.
     Harmony,
 }
 
@@ -52,7 +52,7 @@ pub enum CallFormat {
     QwenXml,
 }
 
-/// A model's formats.
+/// How the served model writes answers, thoughts and calls; one for all requests, made by [`Formats::of`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Formats {
     pub(crate) answer: AnswerFormat,

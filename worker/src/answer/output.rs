@@ -153,7 +153,7 @@ impl TextOutput {
 }
 
 impl FinishReason {
-    /// OpenAI's word.
+    /// What OpenAI's API calls it in a choice's `finish_reason`.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Stop | Self::StopToken | Self::Complete => "stop",

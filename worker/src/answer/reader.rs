@@ -38,7 +38,7 @@ pub(crate) struct ReadOptions {
     pub(crate) special_tokens: bool,
 }
 
-/// Reads one generation.
+/// Makes thoughts, content and calls of one generation's ids, as they come.
 #[derive(Debug)]
 pub(crate) struct Reader {
     format: Format,
@@ -92,7 +92,7 @@ impl Shown {
 // === impl ReadOptions ===
 
 impl Default for ReadOptions {
-    /// Everything is content.
+    /// Everything is content: no thoughts and no calls are told, and special tokens have no text.
     fn default() -> Self {
         Self {
             format: AnswerFormat::Text,

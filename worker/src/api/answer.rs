@@ -114,7 +114,7 @@ struct Delta<'a> {
 pub(crate) enum Piece<'a> {
     /// A chat's first chunk.
     Role,
-    /// More text.
+    /// A chunk between the first and the last, with more text, thoughts or calls.
     Text(&'a Shown),
     /// The last chunk, with the rest of the text.
     End(&'a Shown),

@@ -20,7 +20,7 @@ use crate::limits::{LIVE_BYTES_PER_TOKEN, PROMPTS_PER_REQUEST_MAX};
 use crate::metrics::{Outcome, RequestGuard};
 use crate::request_memory::Turn;
 
-/// A checked request.
+/// A checked request for embeddings, its prompts tokenised.
 struct Call {
     model: String,
     /// Cuts each vector; all of it if absent.

@@ -22,7 +22,7 @@ pub(crate) const OUTPUT_IDS: &str = "keyway.output_ids";
 /// The field that says how much of its text a client has.
 pub(crate) const EMITTED_BYTES: &str = "keyway.emitted_bytes";
 
-/// An error answer.
+/// An error that a request is answered with: its HTTP status, and a body of OpenAI's form.
 #[derive(Debug)]
 pub(crate) struct ApiError {
     status: StatusCode,
@@ -185,7 +185,7 @@ impl ApiError {
         Self::invalid(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model")
     }
 
-    /// No such path.
+    /// The worker serves no such path: 404.
     pub(crate) fn unknown_path(method: &http::Method, path: &str) -> Self {
         Self::invalid(StatusCode::NOT_FOUND, "unknown_url", format!("Unknown request URL: {method} {path}."))
     }

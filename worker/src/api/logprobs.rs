@@ -15,7 +15,7 @@ pub(crate) struct Told {
     pub(crate) score: Option<TokenScore>,
 }
 
-/// Names tokens.
+/// Writes tokens into `logprobs`: by their text or, where the request asks for it, by their ids.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Namer<'a> {
     pub(crate) tokenizer: &'a Tokenizer,

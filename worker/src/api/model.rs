@@ -16,12 +16,12 @@ pub(crate) struct ServedModel {
     /// Ids that end a generation.
     pub(crate) eos_token_ids: Vec<u32>,
     pub(crate) numerics_id: String,
-    /// Unix seconds.
+    /// When the worker started, in Unix seconds, for `/v1/models`.
     pub(crate) created: u64,
 }
 
 impl ServedModel {
-    /// The first name.
+    /// The first of its names, which a request that names no model means; empty without any.
     pub(crate) fn name(&self) -> &str {
         self.names.first().map_or("", String::as_str)
     }

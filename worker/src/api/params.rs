@@ -74,14 +74,14 @@ impl Neutral {
     }
 }
 
-/// The fields of a request that nobody has taken yet.
+/// The fields of a request that have not been taken yet.
 #[derive(Debug)]
 pub(crate) struct Params {
     fields: Map<String, Value>,
 }
 
 impl Params {
-    /// Parses a body.
+    /// Reads a request's body, which must be a JSON object; a field that is `null` counts as absent.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
         match serde_json::from_slice(body) {
             Ok(Value::Object(fields)) => Ok(Self::new(fields)),

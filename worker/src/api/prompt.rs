@@ -16,7 +16,7 @@ const ROLES: &[&str] = &["system", "developer", "user", "assistant", "tool", "fu
 pub(crate) enum PromptSource {
     /// A checked conversation and how to render it.
     Chat { messages: Value, options: Box<RenderOptions> },
-    /// Plain prompts.
+    /// Texts or token ids from the field `param`, to which no chat template is applied.
     Prompts { prompts: Vec<Prompt>, add_special: bool, param: &'static str },
 }
 

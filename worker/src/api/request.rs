@@ -32,7 +32,7 @@ pub(crate) enum Endpoint {
     Completion,
 }
 
-/// A checked request.
+/// A checked chat or completion request, its prompts not rendered or tokenised yet.
 #[derive(Debug)]
 pub(crate) struct Call {
     pub(crate) endpoint: Endpoint,

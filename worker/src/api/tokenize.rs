@@ -17,7 +17,7 @@ use super::{App, BoxError, Response, full};
 use crate::limits::DETOKENIZE_BYTES_EACH;
 use crate::request_memory::Turn;
 
-/// A prompt's ids.
+/// The answer of `/tokenize`: a prompt's ids, and each one's text where the request asks for it.
 #[derive(Debug, Serialize)]
 struct Tokenized<'a> {
     count: usize,

@@ -8,7 +8,7 @@ use super::error::ApiError;
 use super::params::{Params, kind};
 use crate::answer::answer_format::Function;
 
-/// A request's functions.
+/// The functions that a request offers the model, and whether it may or must call them.
 #[derive(Debug, Clone)]
 pub(crate) struct Tools {
     /// As the client sent them, for the template.
@@ -24,7 +24,7 @@ pub(crate) struct Tools {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ToolChoice {
     Never,
-    /// The model chooses.
+    /// The model chooses whether it calls: the default where there are functions.
     Auto,
     /// At least one call.
     Required,

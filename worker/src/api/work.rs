@@ -17,7 +17,7 @@ use super::error::ApiError;
 use crate::limits::{BODY_BYTES_MAX, INLINE_TOKENIZE_BYTES_MAX, WORK_STACK_BYTES};
 use crate::request_memory::{Room, Turn};
 
-/// Any error, boxed.
+/// Any error with which a request's body may end.
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A request's body that came whole, and the room that it takes.

@@ -48,7 +48,7 @@ pub struct Chunk<'a> {
 /// changed as `token_rules.rs` and `grammar.rs` change them.
 #[derive(Debug, Clone, Copy)]
 pub struct Draw<'a> {
-    /// The choice.
+    /// The request's sampling parameters, its seed, and the token's position.
     pub by: Parameters,
     /// What changes the logits before.
     pub rules: Option<Rules<'a>>,
@@ -168,8 +168,8 @@ pub trait Backend: Send {
     /// Tells whatever the backend has outside of this process that it is still needed.
     fn keep_alive(&mut self) {}
 
-    /// Says that no step comes before something arrives: whoever computes together with this one need not
-    /// wait for it.
+    /// Says that no step comes before something arrives: the ranks that compute together with this one need
+    /// not wait for it.
     fn rest(&mut self) {}
 
     /// Whether all KV that was written is gone, in whatever way, since this was last asked. A step over it

@@ -15,7 +15,7 @@ use crate::engine::sequence::{Generation, GenerationRequest, Sequence};
 
 const BLOCK_SIZE: usize = 16;
 
-/// What runs.
+/// A load on the scheduler: how many sequences there are, how long they are, and what they share.
 #[derive(Debug, Clone)]
 pub struct Case {
     /// Sequences at a time.
@@ -28,7 +28,7 @@ pub struct Case {
     pub output: usize,
     /// Tokens of a step at most.
     pub budget: usize,
-    /// The cache groups.
+    /// The cache groups of an imagined model; each sequence has a block table for each.
     pub groups: Vec<CacheGroup>,
 }
 

@@ -13,8 +13,8 @@
 //!
 //! **Residency is prefix-closed.** A registered block's parent is registered: a holder of a child holds its
 //! parent, and a freed table enters the LRU list deepest block first, so children are evicted before parents.
-//! Whoever holds an attached block holds its anchor; when an anchor goes, its attachments are forgotten
-//! first.
+//! A sequence that holds an attached block holds its anchor; when an anchor goes, its attachments are
+//! forgotten first.
 //!
 //! **Promises.** Blocks are registered when a step is planned, before they are computed, so that a newcomer
 //! of the same step shares them; it is computed behind them. Nothing that was promised is taken back:

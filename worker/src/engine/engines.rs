@@ -17,7 +17,7 @@ pub(crate) struct Engines {
 /// What an engine took.
 #[derive(Debug)]
 pub(crate) struct Taken {
-    /// The engine's rank.
+    /// The data-parallel rank of the engine, counted from 0.
     pub(crate) rank: usize,
     pub(crate) generations: Vec<Generation>,
 }

@@ -1,4 +1,5 @@
-//! Steps that fail one after the other: whether a worker serves anybody, for those who ask for its health.
+//! Steps that fail one after the other: whether a worker still serves requests, for those who ask for its
+//! health.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -4,13 +4,13 @@
 //! - Ranked by priority, then by arrival. A newcomer is admitted once its first blocks are free; a better one
 //!   waiting is never overtaken.
 //! - When blocks run out, the worst-ranked running sequence is preempted: its blocks are freed, and it waits
-//!   again at its rank to be computed again (its full blocks are still cached, unless somebody needs them).
+//!   again at its rank to be computed again (its full blocks are still cached, unless others needed them).
 //! - The best-ranked running sequence never yields to another, gets at least a token in every step, and alone
 //!   it always fits; so everything ends.
 //! - Equal prompts that arrive together compute their common prefix once: what the step computes is promised,
-//!   and newcomers of the same step are admitted behind it. While a prefill takes the whole budget nobody is
-//!   admitted, so a promise is made and kept within one step, and nobody ever waits for a sequence that may
-//!   leave.
+//!   and newcomers of the same step are admitted behind it. While a prefill takes the whole budget no
+//!   newcomer is admitted, so a promise is made and kept within one step, and no sequence ever waits for one
+//!   that may leave.
 //!
 //! Next: `block_manager.rs`, where the blocks come from.
 
@@ -33,7 +33,7 @@ pub(crate) struct StepLimits {
 /// One sequence's part of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Planned {
-    /// Place in [`Scheduler::running`].
+    /// Its place in [`Scheduler::running`] when the step was planned.
     pub(crate) sequence: usize,
     /// How many of its remaining tokens run.
     pub(crate) tokens: usize,
@@ -50,18 +50,18 @@ pub(crate) struct Plan {
     pub(crate) cached_tokens: usize,
 }
 
-/// All live sequences.
+/// All live sequences, waiting or running, and the blocks of their KV.
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     limits: StepLimits,
     blocks: BlockManager,
-    /// The best-ranked first.
+    /// Sequences without blocks, the best-ranked first: newcomers, and those that are to be computed again.
     waiting: BTreeMap<Rank, Sequence>,
     /// In the order of admission.
     running: Vec<Sequence>,
     plan: Plan,
     scored: ScoredBudget,
-    /// Newcomers so far.
+    /// How many sequences were added so far, which ranks equal priorities.
     arrivals: u64,
 }
 
@@ -96,7 +96,7 @@ impl Scheduler {
         Self { limits, blocks, waiting, running, plan, scored, arrivals: 0 }
     }
 
-    /// Queues a newcomer.
+    /// Queues a newcomer behind all of its priority.
     pub(crate) fn add(&mut self, mut sequence: Sequence) {
         sequence.rank.arrival = self.arrivals;
         self.arrivals += 1;
@@ -210,14 +210,14 @@ impl Scheduler {
     /// Lets go of sequences that ended.
     pub(crate) fn remove_finished(&mut self) {
         self.remove_running(|s| s.finish.is_some());
-        // Whoever was preempted in this plan may have got its token since.
+        // A sequence that was preempted in this plan may have got its token since.
         if self.plan.preempted > 0 {
             self.waiting.retain(|_, s| s.finish.is_none());
         }
     }
 
-    /// Ends everybody, with the reason why the planned step was not carried out. What it was to compute is
-    /// promised to be there and is not, so everything cached is forgotten.
+    /// Ends all sequences, with the reason why the planned step was not carried out. What it was to compute
+    /// is promised to be there and is not, so everything cached is forgotten.
     pub(crate) fn fail_all(&mut self, reason: &str) {
         for sequence in self.running.drain(..).chain(std::mem::take(&mut self.waiting).into_values()) {
             sequence.break_off(reason.to_owned());
@@ -226,8 +226,8 @@ impl Scheduler {
         self.blocks.clear();
     }
 
-    /// Puts everybody who runs back to the queue, to be computed again: all KV is lost. Returns how many they
-    /// are.
+    /// Puts every running sequence back to the queue, to be computed again: all KV is lost. Returns how many
+    /// they are.
     pub(crate) fn recompute_all(&mut self) -> usize {
         // What was being drawn is drawn again.
         for sequence in self.running.iter_mut().chain(self.waiting.values_mut()) {
@@ -271,7 +271,7 @@ impl Scheduler {
         for part in &self.plan.parts {
             promise(&mut self.blocks, &mut self.running[part.sequence], part.tokens);
         }
-        // Whoever was preempted in this step would come back at once and be preempted again.
+        // A sequence that was preempted in this step would come back at once and be preempted again.
         if self.plan.preempted == 0 {
             self.admit(&mut budget);
         }

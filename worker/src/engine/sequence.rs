@@ -82,7 +82,7 @@ pub(crate) enum FinishReason {
     StopToken,
     /// The answer's form lets nothing follow.
     Complete,
-    /// `max_tokens`.
+    /// As many tokens as the request's `max_tokens` allows.
     Length,
 }
 
@@ -91,7 +91,7 @@ pub(crate) enum FinishReason {
 pub(crate) enum Event {
     /// The prompt is computed. Comes first, and only if the request asked for something that is in it.
     Prompt(PromptOutcome),
-    /// A token.
+    /// A generated token; the last one says why the generation ended.
     Token(TokenEvent),
     /// The answer's form cannot be kept, for this reason. The last event.
     Failed(String),
@@ -111,10 +111,10 @@ pub(crate) struct PromptOutcome {
     pub(crate) is_last: bool,
 }
 
-/// One generated token.
+/// One generated token, as its client hears of it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TokenEvent {
-    /// The token's id.
+    /// The token's id in the model's vocabulary.
     pub(crate) token: u32,
     /// Prompt tokens whose KV this generation did not compute itself; the same in each of its events.
     pub(crate) cached_tokens: usize,
@@ -248,7 +248,7 @@ impl Sequence {
         self.pending = true;
     }
 
-    /// Takes the placeholder back, if there is one: nobody draws the token any more.
+    /// Takes the placeholder back, if there is one: no step draws the token any more.
     pub(crate) fn expect_no_more(&mut self) {
         if std::mem::take(&mut self.pending) {
             self.tokens.pop();

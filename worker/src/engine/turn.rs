@@ -1,7 +1,7 @@
 //! One step of the engine, from its plan to its tokens. A backend that draws tokens runs while the host goes
 //! on: the next step is planned and started before this one's tokens are known, with placeholders in their
 //! places. So the host learns of a stop token one step late; what the surplus step draws is dropped, and the
-//! KV that it writes lies in a block that nobody can find.
+//! KV that it writes lies in a block that no lookup finds.
 //!
 //! Rows whose logits the host must see (prompts' scores, hidden states, scores where rules change the logits)
 //! end that: their step is waited for at once. So do rows with a grammar, whose next mask hangs on the token.
@@ -225,7 +225,7 @@ impl Engine {
                 }
                 Purpose::Score(_) | Purpose::Sample => (None, logits.next()),
             };
-            // Of whoever left meanwhile, or ended, nothing is wanted any more.
+            // Of a sequence that left meanwhile, or ended, nothing is wanted any more.
             let Some(sequence) = self.scheduler.find(row.rank, row.place) else { continue };
             if sequence.finish.is_some() {
                 continue;

@@ -13,12 +13,12 @@ pub(crate) const TOKENIZER_CONFIG: &str = include_str!("../../handbook/model/tok
 pub(crate) const GENERATION_CONFIG: &str = include_str!("../../handbook/model/generation_config.json");
 const WEIGHTS: &[u8] = include_bytes!("../../handbook/model/model.safetensors");
 
-/// Its configuration.
+/// The built-in model's configuration, from the `config.json` in the program.
 pub(super) fn config() -> Result<Config, ModelError> {
     Config::from_json(CONFIG)
 }
 
-/// Its tensors.
+/// The built-in model's tensors, from the safetensors file in the program.
 pub(super) fn checkpoint() -> Result<Checkpoint, ModelError> {
     Checkpoint::embedded("the built-in model.safetensors", WEIGHTS)
 }

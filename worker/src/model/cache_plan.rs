@@ -15,7 +15,7 @@ pub(super) struct CachePlan {
     pub(super) groups: Vec<CacheGroup>,
     /// Layers per group, which is the number of slabs.
     pub(super) slots: usize,
-    /// One per layer.
+    /// By layer, the group and the slab of its cache.
     pub(super) places: Vec<Place>,
 }
 

@@ -18,7 +18,7 @@ use super::ModelError;
 use super::tensor::{Tensor, TensorSource, TensorType};
 use crate::limits::LOAD_PROGRESS_EVERY;
 
-/// An open checkpoint.
+/// An open checkpoint: its files, mapped or in the program itself, and where each tensor lies in them.
 #[derive(Debug)]
 pub(super) struct Checkpoint {
     files: Vec<Storage>,

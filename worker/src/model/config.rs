@@ -55,7 +55,7 @@ pub(super) enum Attention {
 /// Grouped-query attention (arXiv 2305.13245).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Grouped {
-    /// Query heads.
+    /// Heads of queries, a multiple of `kv_heads`.
     pub(super) heads: usize,
     pub(super) kv_heads: usize,
     pub(super) head_dim: usize,
@@ -86,7 +86,7 @@ pub(super) struct Latent {
     pub(super) scale: f32,
 }
 
-/// The rotary embedding.
+/// How a token's position turns queries and keys, and which of their elements are pairs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RopeShape {
     pub(super) theta: f64,
@@ -123,7 +123,7 @@ pub(super) struct Experts {
 /// The activation between a gated network's two products.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Gate {
-    /// `silu(gate) * up`.
+    /// Most families': `silu(gate) * up`, nothing clamped.
     Silu,
     /// gpt-oss': both clamped, `gate * sigmoid(alpha gate) * (up + 1)`.
     Clamped(ClampedGate),

@@ -190,7 +190,7 @@ impl<D: Device> CudaModel<D> {
         Ok(self)
     }
 
-    /// Memory of the device that nobody has taken, in bytes.
+    /// Memory of the device that is not taken yet, in bytes.
     pub fn free_bytes(&self) -> Result<usize, ModelError> {
         self.device.free_bytes().map_err(failed)
     }

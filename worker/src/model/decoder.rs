@@ -41,7 +41,7 @@ pub(super) struct Buffers {
     pub(super) spans: Vec<Span>,
     /// The residual stream `[rows, hidden]`.
     x: Vec<f32>,
-    /// `[rows, hidden]`.
+    /// The stream normalised, `[rows, hidden]`: at the end of a step the final hidden states.
     pub(super) normed: Vec<f32>,
     /// Queries of every row, and behind them, in grouped attention, its keys and values.
     pub(super) projected: Vec<f32>,

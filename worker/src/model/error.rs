@@ -8,15 +8,15 @@ pub enum ModelError {
     /// A file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
-        /// The file.
+        /// The file that was to be read.
         path: PathBuf,
-        /// Why.
+        /// The reason that the system gives.
         source: std::io::Error,
     },
     /// A file is not what its name says.
     #[error("{}: {reason}", path.display())]
     Malformed {
-        /// The file.
+        /// The file at fault, or the name of one in the program itself.
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
@@ -32,19 +32,19 @@ pub enum ModelError {
     /// The checkpoint lacks a tensor that the configuration implies.
     #[error("the checkpoint has no tensor `{name}`; config.json implies one of shape {shape:?}")]
     MissingTensor {
-        /// Its name.
+        /// The name by which the model's family knows it.
         name: String,
-        /// Its shape.
+        /// The shape that the configuration implies.
         shape: Vec<usize>,
     },
     /// A tensor's shape contradicts the configuration.
     #[error("tensor `{name}` has shape {found:?}, config.json implies {expected:?}")]
     TensorShape {
-        /// Its name.
+        /// The tensor's name in the checkpoint.
         name: String,
-        /// In the checkpoint.
+        /// The shape that it has in the checkpoint.
         found: Vec<usize>,
-        /// By the configuration.
+        /// The shape that the configuration implies.
         expected: Vec<usize>,
     },
     /// A tensor's number type is not read where it stands.
@@ -52,7 +52,7 @@ pub enum ModelError {
         "tensor `{name}` has type {dtype}, which is not supported there; F32, F16 and BF16 are everywhere"
     )]
     TensorType {
-        /// Its name.
+        /// The tensor's name in the checkpoint.
         name: String,
         /// Its type, as safetensors spells it.
         dtype: String,
@@ -60,7 +60,7 @@ pub enum ModelError {
     /// A tensor holds values that cannot be computed with.
     #[error("tensor `{name}`: {reason}")]
     TensorValue {
-        /// Its name.
+        /// The tensor's name in the checkpoint.
         name: String,
         /// What is wrong with them.
         reason: String,

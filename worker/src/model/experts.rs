@@ -26,7 +26,7 @@ use super::config::{Config, FeedForward, Gate};
 use super::feed_forward::Inner;
 use super::weights::Mlp;
 
-/// A layer's experts.
+/// One layer's experts, as far as this process holds them.
 #[derive(Debug)]
 pub(super) struct Bank {
     /// Width of a token.
@@ -48,7 +48,7 @@ impl Bank {
 /// This process' end of a group that shares the experts.
 #[derive(Debug)]
 pub(super) enum Spread {
-    /// Rank 0's.
+    /// Rank 0's, which starts the group, and again after a failure.
     Lead(Box<ExpertGroup>),
     /// Another rank's, which runs attention too.
     Rank(Box<Exchange>),
@@ -83,7 +83,7 @@ impl Spread {
 /// What a rank computes with while a layer runs.
 pub(super) struct Held<'a, F> {
     pub(super) compute: &'a Compute,
-    /// A layer's experts.
+    /// From a layer's number to its experts; `None` for a layer without experts.
     pub(super) bank: F,
     pub(super) inner: &'a mut Inner,
 }

@@ -14,9 +14,9 @@ use super::weights::{ExpertsWeights, FeedForwardWeights, Mlp};
 #[derive(Debug, Default)]
 pub(super) struct FeedForwardBuffers {
     inner: Inner,
-    /// `[tokens, experts]`.
+    /// The router's logits, `[tokens, experts]`.
     router: Vec<f32>,
-    /// `[tokens, top]`.
+    /// The experts that each token chose, `[tokens, top]`; `weights` are theirs.
     ids: Vec<u32>,
     weights: Vec<f32>,
     grouping: Grouping,
@@ -34,7 +34,7 @@ pub(super) struct FeedForwardBuffers {
 pub(super) struct Inner {
     /// `[rows, 2 * inner width]`.
     gate_up: Vec<f32>,
-    /// `[rows, inner width]`.
+    /// What the activation makes of it, `[rows, inner width]`.
     gated: Vec<f32>,
 }
 

@@ -16,7 +16,7 @@ use crate::engine::backend::Backend;
 /// What one rank's part of a step came to: a row for each chunk that wants one.
 #[derive(Debug, Default)]
 pub(crate) struct RankOutput {
-    /// `[wanted, vocabulary]`.
+    /// A row of logits for each such chunk, `[wanted, vocabulary]`.
     pub(crate) logits: Vec<f32>,
     /// The final hidden states that they were made from, `[wanted, hidden]`.
     pub(crate) hidden: Vec<f32>,
@@ -55,7 +55,7 @@ fn of_piece((first, end): (usize, usize), rows: usize) -> std::ops::Range<usize>
     first.min(rows)..end.min(rows)
 }
 
-/// Rank 0.
+/// What rank 0 does: tells each rank its part of a step, runs its own, and collects what they came to.
 impl Joint for CpuBackend {
     fn ensure_group(&mut self) -> Result<(), GroupError> {
         self.group().map_or(Ok(()), ExpertGroup::ensure)
@@ -190,7 +190,7 @@ pub(super) fn send_rows(
     Ok(())
 }
 
-/// Every rank.
+/// What every rank does, rank 0 among them: its own part of a step.
 impl CpuBackend {
     /// Rank 0's end of the group, if there is one.
     pub(super) fn group(&mut self) -> Option<&mut ExpertGroup> {
@@ -232,7 +232,7 @@ impl CpuBackend {
     }
 }
 
-/// The other ranks.
+/// What ranks other than 0 do: join a group, and take part in its steps.
 impl CpuBackend {
     /// Takes the group's exchange; see [`CpuBackend::serve`].
     pub(super) fn join(&mut self, exchange: Exchange) {

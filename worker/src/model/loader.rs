@@ -77,7 +77,7 @@ struct Loader<'a> {
     config: &'a Config,
     /// What the matrices of layers are quantised to.
     bits: Option<IntBits>,
-    /// Of everything that is read; `None`: nobody asks for it.
+    /// Of everything that is read; `None` where no caller wants it.
     hash: Option<Xxh3>,
     held: Held<'a>,
 }

@@ -13,7 +13,7 @@ use keyway_kernels::matmul::IntBits;
 /// are not the head as well, and what is stored in FP8 or MXFP4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Quantize {
-    /// As stored.
+    /// Nothing is quantised beyond what the checkpoint is already.
     #[default]
     None,
     /// 8 bits, 8.5 with their scales.

@@ -20,7 +20,7 @@ const SEED: u64 = 0x6b65_7977_6179_0001;
 const END_OF_TEXT: u32 = 256;
 const IM_END: u32 = 258;
 
-/// Its configuration.
+/// The random model's configuration: two layers with eight experts, of which two serve a token.
 pub(super) fn config() -> Config {
     let routing =
         Routing { top: 2, scoring: Scoring::SoftmaxAll, renormalise: true, scale: 1.0, groups: None };
@@ -56,7 +56,7 @@ pub(super) fn config() -> Config {
     }
 }
 
-/// Its tensors.
+/// The random model's tensors, made from a fixed seed whenever one is read.
 #[derive(Debug)]
 pub(super) struct Random;
 

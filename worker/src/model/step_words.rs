@@ -7,7 +7,7 @@ use crate::engine::backend::{Chunk, NO_BLOCK};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct StepWords {
     pub(crate) words: Vec<u32>,
-    /// Tokens.
+    /// Tokens of all chunks, each a row of the step.
     pub(crate) rows: usize,
     /// Chunks whose logits are wanted.
     pub(crate) wanted: usize,
@@ -20,7 +20,7 @@ pub(super) struct Limits {
     pub(super) block_size: usize,
     pub(super) num_blocks: usize,
     pub(super) vocab_size: usize,
-    /// Longest sequence.
+    /// Positions of a sequence at most, by the model's configuration.
     pub(super) positions: usize,
 }
 

@@ -9,7 +9,7 @@ use super::config::{Experts, Grouped, Latent};
 use super::experts::Bank;
 use super::feed_forward::sized;
 
-/// All weights.
+/// A model's weights in memory, its matrices packed for the CPU.
 #[derive(Debug)]
 pub(super) struct Weights {
     /// Token embeddings `[vocab, hidden]`.
@@ -21,7 +21,7 @@ pub(super) struct Weights {
     pub(super) rope: Rope,
 }
 
-/// One decoder layer.
+/// The weights of one decoder layer: attention, a feed-forward part, and the norm before each.
 #[derive(Debug)]
 pub(super) struct Layer {
     pub(super) input_norm: Vec<f32>,
@@ -37,7 +37,7 @@ pub(super) enum AttentionWeights {
     Latent(Box<LatentWeights>),
 }
 
-/// Grouped-query attention.
+/// The weights of one layer's grouped-query attention, packed for the CPU.
 #[derive(Debug)]
 pub(super) struct GroupedWeights {
     pub(super) shape: Grouped,

@@ -37,7 +37,7 @@ struct State {
     serves: bool,
 }
 
-/// One engine.
+/// What one engine and the thread that computes tell each other.
 #[derive(Debug)]
 struct Rank {
     /// Whether it has work: a step waits for its part.
@@ -130,7 +130,7 @@ impl Drop for End {
 }
 
 impl State {
-    /// Whether somebody has planned a part, and nobody who works is still planning.
+    /// Whether an engine has planned a part, and no engine that works is still planning.
     fn is_ready(&self) -> bool {
         let planned = |rank: &Rank| rank.part.is_some();
         self.ranks.iter().any(planned) && self.ranks.iter().all(|rank| planned(rank) || !rank.works)
@@ -210,7 +210,7 @@ impl RankBackend {
         self.hub.asked.notify_all();
         loop {
             if let Some(answer) = state.ranks[self.rank].answer.take() {
-                // Whoever fails forgets what was cached, however often it was lost.
+                // An engine whose step fails forgets what was cached, however often it was lost.
                 self.losses = if answer.is_err() { state.losses } else { self.losses };
                 return answer;
             }

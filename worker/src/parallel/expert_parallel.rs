@@ -4,7 +4,7 @@
 //!
 //! Neither side outlives the other. A rank ends when its standard input does, which this process holds; that
 //! a rank has ended shows at the end of its standard output, and is an alarm in the group's memory, so that
-//! nobody waits for it.
+//! no rank waits for it.
 
 #[cfg(target_os = "linux")]
 mod hosts;
@@ -21,13 +21,13 @@ use crate::model::{ModelSource, Quantize};
 /// What a rank is told when it is started.
 #[derive(Debug, Clone)]
 pub struct RankOptions {
-    /// Its number.
+    /// Its number in the group, from 1 on: rank 0 is the worker itself.
     pub rank: usize,
     /// Where its group is found.
     pub group: RankGroup,
-    /// As rank 0's.
+    /// The model whose experts it holds, which must be rank 0's.
     pub model: ModelSource,
-    /// As rank 0's.
+    /// How matrices are quantised, which must be as rank 0 does it.
     pub quantize: Quantize,
     /// The same, where it runs attention: whether its KV cache is in FP8.
     pub fp8_kv: bool,
@@ -96,7 +96,7 @@ mod linux {
     #[cfg(feature = "cuda")]
     const GPU_NOTE_WORDS: usize = 64;
 
-    /// Where ranks compute.
+    /// Which device each rank computes on.
     #[derive(Debug, Clone, Copy)]
     pub(crate) enum Devices {
         Cpu,
@@ -125,11 +125,11 @@ mod linux {
         pub(crate) quantize: Quantize,
         /// Whether KV caches are in FP8.
         pub(crate) fp8_kv: bool,
-        /// Where they compute.
+        /// Which device each of them, rank 0 among them, computes on.
         pub(crate) devices: Devices,
         /// Tokens and sequences of a step, at most.
         pub(crate) most: [usize; 2],
-        /// Threads of each.
+        /// Processor threads that compute in each process; 1 where GPUs do.
         pub(crate) threads: usize,
         /// Words of the longest message.
         pub(crate) capacity: usize,

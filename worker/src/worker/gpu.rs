@@ -165,7 +165,7 @@ mod present {
         Ok((backend.map_err(|e| StartError::Engine(e.to_string()))?, Some(metrics)))
     }
 
-    /// Refused before.
+    /// Never called for several ranks: without Linux such options are refused before.
     #[cfg(not(target_os = "linux"))]
     fn spread(
         backend: CudaBackend<Gpu>,
@@ -181,14 +181,14 @@ mod absent {
     use crate::model::LoadedModel;
     use crate::worker::{Computing, StartError, WorkerOptions};
 
-    /// There is none.
+    /// A GPU of a build without CUDA: there is none.
     pub(in crate::worker) enum Gpu {}
 
     pub(super) fn usable(_: &WorkerOptions, _: usize) -> Result<Gpu, String> {
         Err("this build has no CUDA backend: run with --device cpu".to_owned())
     }
 
-    /// Nobody can say.
+    /// Whether there is a GPU at all, which a build without CUDA cannot tell: no.
     pub(super) fn is_there() -> bool {
         false
     }

@@ -197,7 +197,7 @@ pub(super) use elsewhere::{plan, start};
 mod elsewhere {
     use super::{Arc, CpuBackend, ExpertMetrics, KvLayout, LoadedModel, StartError, WorkerOptions};
 
-    /// There is none.
+    /// Experts spread over processes, which takes Linux: there are none here.
     pub(in crate::worker) enum Spread {}
 
     pub(in crate::worker) fn plan(

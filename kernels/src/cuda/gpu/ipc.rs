@@ -70,7 +70,7 @@ impl Own {
         // SAFETY: the context is current; the memory is freed once, when this value goes.
         let address = unsafe { result::malloc_sync(bytes) }.map_err(failed)?;
         let own = Self { address, context: Arc::clone(context) };
-        // SAFETY: the memory has as many bytes. Poison, so that what nobody wrote shows.
+        // SAFETY: the memory has as many bytes. Poison, so that what no kernel wrote shows.
         unsafe { result::memset_d8_sync(address, 0xff, bytes) }.map_err(failed)?;
         Ok(own)
     }

@@ -36,7 +36,7 @@ const FATBINS: &[(&str, &[u8])] = fatbins!(
 /// How the fatbins end that hold code for Hopper alone.
 const HOPPER: &str = "_sm90";
 
-/// A loaded fatbin.
+/// A fatbin that the driver has loaded into a device's context; unloaded when this is dropped.
 #[derive(Debug)]
 struct Module {
     module: sys::CUmodule,

@@ -121,7 +121,7 @@ impl Nccl {
         for (rank, (inbox, words)) in
             self.inboxes.iter().zip(expected).enumerate().filter(|(_, (_, words))| **words > 0)
         {
-            // SAFETY: as above; nobody reads it before.
+            // SAFETY: as above; the room is not read before.
             unsafe {
                 result::recv(inbox.address(&self.stream) as _, *words, word, rank as c_int, comm, stream)
             }
@@ -220,8 +220,8 @@ impl Room {
     fn download(&mut self, stream: &CudaStream, words: usize) -> Result<(), DeviceError> {
         let address = self.address(stream);
         let words = &mut self.host.as_mut_slice().map_err(failed)?[..words];
-        // SAFETY: the room is as large on the device; nobody reads it before the stream has come to this
-        // copy's end.
+        // SAFETY: the room is as large on the device; the host's words are not read before the stream has
+        // come to this copy's end.
         unsafe { driver::memcpy_dtoh_async(words, address, stream.cu_stream()) }.map_err(failed)
     }
 }

@@ -76,7 +76,7 @@ impl Few {
         (self.stages() * stage + self.rows * 4) as u32
     }
 
-    /// A kernel's last.
+    /// The last two arguments of its kernels: warps beside each other, and rows kept in shared memory.
     pub(in crate::cuda) fn arguments(self) -> [Argument; 2] {
         [self.warps.into(), self.kept_rows.into()]
     }

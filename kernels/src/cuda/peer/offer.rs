@@ -12,7 +12,7 @@ pub const HANDLE_BYTES: usize = 64;
 /// Words of a layout, before the handle's.
 const LAYOUT_WORDS: usize = 5;
 
-/// The handles of all ranks, by rank, one's own among them. Everybody has offered when it returns.
+/// The handles of all ranks, by rank, one's own among them. Every rank has offered when it returns.
 ///
 /// # Errors
 /// Which rank failed, or has another layout in mind.

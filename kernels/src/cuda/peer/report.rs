@@ -17,7 +17,7 @@ const SPENT_AT: usize = 12;
 #[derive(Debug, Clone)]
 pub struct Report {
     state: Vec<u32>,
-    /// `[ranks, held]`.
+    /// `[ranks, held]`: rows of this rank's tokens that each expert there got since the group began.
     loads: Vec<u32>,
 }
 

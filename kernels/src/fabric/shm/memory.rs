@@ -125,7 +125,7 @@ impl Memory {
     fn map_words(file: BorrowedFd<'_>, words: usize, layout: Layout) -> io::Result<Self> {
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
         // SAFETY: a new mapping, at an address of the system's choice; the file is as long as the mapping,
-        // and nobody makes it shorter.
+        // and no process makes it shorter.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), words * 4, access, kind, file.as_raw_fd(), 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -138,7 +138,7 @@ impl Memory {
         self.layout
     }
 
-    /// Who is at fault, as [`FabricError::blame`] says it; 0: nobody.
+    /// Which rank is at fault, as [`FabricError::blame`] says it; 0: none.
     pub(super) fn fault(&self) -> &AtomicU32 {
         self.word(3)
     }
@@ -175,7 +175,8 @@ impl Memory {
     pub(super) fn sleep(&self, rank: usize, rung: u32, at_most: Duration) {
         let sleeps = self.word(Layout::bell(rank) + 1);
         sleeps.store(1, Ordering::SeqCst);
-        // Whoever rings from here on wakes; who rang before changed the number, and the call returns at once.
+        // A rank that rings from here on wakes this one; after one that rang before, the number has changed
+        // and the call returns at once.
         futex(self.word(Layout::bell(rank)), libc::FUTEX_WAIT, rung, Some(at_most));
         sleeps.store(0, Ordering::SeqCst);
     }
@@ -198,7 +199,7 @@ impl Memory {
     /// The first `words` of a message.
     ///
     /// # Safety
-    /// Nobody writes it while the reference lives.
+    /// Nothing writes it while the reference lives.
     #[allow(unsafe_code)]
     pub(super) unsafe fn message(&self, from: usize, to: usize, exchange: u64, words: usize) -> &[u32] {
         let start = self.message_start(from, to, exchange, words);
@@ -209,7 +210,7 @@ impl Memory {
     /// The same, to be written.
     ///
     /// # Safety
-    /// Nobody else reads or writes it while the reference lives.
+    /// Nothing else reads or writes it while the reference lives.
     #[allow(unsafe_code, clippy::mut_from_ref)] // shared memory: the caller answers for who writes
     pub(super) unsafe fn message_mut(
         &self,

@@ -8,7 +8,8 @@ use super::tag::{Search, search};
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
 
-/// Reads one answer.
+/// Tells the calls between `<tool_call>` and `</tool_call>` in one answer, which comes in pieces, from its
+/// content.
 #[derive(Debug, Default)]
 pub(crate) struct Hermes {
     /// Text that is not yet certain.

@@ -3,7 +3,7 @@
 
 use super::Found;
 
-/// Reads one object.
+/// How far the reading of one call is; each call of an answer has a new one.
 #[derive(Debug)]
 pub(super) struct JsonCall {
     index: usize,

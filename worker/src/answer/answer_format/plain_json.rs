@@ -7,7 +7,7 @@ use super::json_call::{JsonCall, Step};
 
 const TAG: &str = "<|python_tag|>";
 
-/// Reads one answer.
+/// Reads one answer, which comes in pieces: calls if it begins with one, else nothing but content.
 #[derive(Debug, Default)]
 pub(crate) struct PlainJson {
     /// Blanks and what may be the tag, before the first call.
@@ -21,7 +21,7 @@ enum State {
     #[default]
     Start,
     Call(Box<JsonCall>),
-    /// Behind a call.
+    /// Behind a complete call, where another one may follow.
     Between,
     Text,
 }

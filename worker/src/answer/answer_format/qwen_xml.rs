@@ -11,7 +11,7 @@ use super::{Found, Function};
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
 
-/// Reads one answer.
+/// Reads one answer, which comes in pieces; a call is told as a whole, once its closing tag is there.
 #[derive(Debug)]
 pub(crate) struct QwenXml {
     functions: Vec<Function>,

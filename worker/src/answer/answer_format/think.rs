@@ -6,7 +6,7 @@ use super::tag::{Search, search};
 const OPEN: &str = "<think>";
 const CLOSE: &str = "</think>";
 
-/// Splits one answer.
+/// Splits one answer, which comes in pieces, into thoughts and what is said after them.
 #[derive(Debug)]
 pub(crate) struct ThinkSplitter {
     state: State,

@@ -23,7 +23,7 @@ pub enum CacheChange {
     },
     /// A block was evicted.
     Removed {
-        /// The cache group.
+        /// The number of the cache group that it was of; 0 is the anchors'.
         group: usize,
         /// As it was stored.
         hash: PrefixHash,

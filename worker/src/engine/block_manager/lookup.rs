@@ -37,7 +37,7 @@ impl BlockManager {
         lookup.tokens
     }
 
-    /// Moves the end of what is found. Residency is prefix-closed, so whoever finds a block finds those
+    /// Moves the end of what is found. Residency is prefix-closed, so a lookup that finds a block finds those
     /// before it.
     fn follow(&self, lookup: &mut Lookup, tokens: &[u32], salt: &[u8]) {
         let usable = tokens.len().saturating_sub(1) / self.block_size;

@@ -144,7 +144,7 @@ impl BlockManager {
                 for g in 1..self.rules.len() {
                     if let Some(attached) = self.attached_to(block, g) {
                         self.forget(attached);
-                        // Nobody can find it again, so it goes before anything cached.
+                        // No lookup can find it again, so it goes before anything cached.
                         self.free.remove(attached);
                         self.free.push_front(attached);
                     }
@@ -160,7 +160,7 @@ impl BlockManager {
         }
     }
 
-    /// Records changes of the prefix cache from now on. Whoever asks for it must take them after every step.
+    /// Records changes of the prefix cache from now on. The caller must take them after every step.
     pub(crate) fn record_changes(&mut self) {
         self.changes.get_or_insert_default();
     }

@@ -80,7 +80,7 @@ struct Seen {
     /// JSON objects: schemas, and what holds them.
     objects: usize,
     bytes: usize,
-    /// Patterns and formats.
+    /// How many fields `pattern` and `format` there are.
     strings: usize,
     /// The values of `multipleOf`, each once.
     multiples: Vec<f64>,

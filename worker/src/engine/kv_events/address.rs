@@ -17,7 +17,7 @@ pub struct ZmqAddr {
 pub struct BadZmqAddr(String);
 
 impl ZmqAddr {
-    /// What to bind.
+    /// The host and port to listen at: `*` becomes 0.0.0.0, and the brackets of an IPv6 address go.
     pub(super) fn host_and_port(&self) -> (&str, u16) {
         let host = self.host.trim_start_matches('[').trim_end_matches(']');
         (if host == "*" { "0.0.0.0" } else { host }, self.port)

@@ -9,7 +9,7 @@ use crate::engine::block_manager::CacheChange;
 /// What all events of a worker have in common.
 #[derive(Debug, Clone)]
 pub(crate) struct Layout {
-    /// Tokens per block.
+    /// Tokens per block, equal in all cache groups.
     pub(crate) block_size: u32,
     pub(crate) groups: Vec<CacheGroup>,
     /// Of the engine whose cache it is.

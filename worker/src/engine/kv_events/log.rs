@@ -1,8 +1,8 @@
 //! The publisher's memory: the last batches for replay, and the state for snapshots. One lock keeps both true
 //! to one sequence number. No sockets.
 //!
-//! What it answers is made piece by piece, as it is asked for: whoever takes its time for an answer holds on
-//! to no more of it than handles of the blocks.
+//! What it answers is made piece by piece, as it is asked for: a client that takes its time for an answer
+//! holds on to no more of it than handles of the blocks.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -92,7 +92,7 @@ pub(super) struct Snapshot {
     layout: Layout,
     format: WireFormat,
     seq: u64,
-    /// Seconds since 1970.
+    /// When it was asked for, in seconds since 1970: all its batches carry this time.
     at: f64,
     blocks: Vec<Arc<CacheChange>>,
     /// How many of the blocks were told; `None` before the beginning.

@@ -1,7 +1,7 @@
 //! The sockets of KV events: a PUB for live batches, a ROUTER for replays and snapshots. What peers may do to
 //! them is `keyway-zmq`'s, frames are `keyway-wire`'s, contents `log.rs`'s.
 //!
-//! Nobody is waited for: a slow subscriber misses batches, and each client of the replay is answered by
+//! No peer is waited for: a slow subscriber misses batches, and each client of the replay is answered by
 //! itself. Payloads are shared with the log, not copied; what subscribers may miss by is what the log keeps,
 //! so it takes no memory of its own.
 

@@ -19,7 +19,7 @@ use crate::limits::kv_events_pending_max;
 /// What changed in one step of the engine.
 #[derive(Debug)]
 pub(crate) struct Step {
-    /// Seconds since 1970.
+    /// When the step was recorded, in seconds since 1970; of merged steps, the last one.
     pub(crate) at: f64,
     pub(crate) changes: Vec<CacheChange>,
 }
@@ -45,7 +45,7 @@ struct Pending {
 #[derive(Debug)]
 pub(crate) struct Recorder(Arc<Shared>);
 
-/// The publisher's end.
+/// The publisher's end, which waits for steps and takes them in their order.
 #[derive(Debug)]
 pub(crate) struct Follower(Arc<Shared>);
 
@@ -62,7 +62,7 @@ pub(crate) fn channel(num_blocks: usize, merged: IntCounter) -> (Recorder, Follo
 
 impl Shared {
     fn pending(&self) -> MutexGuard<'_, Pending> {
-        // Whoever panicked left whole steps behind.
+        // A thread that panicked left whole steps behind.
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

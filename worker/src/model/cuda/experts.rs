@@ -15,7 +15,7 @@ use super::sharing::{HeldExperts, Own, Sharing, ending};
 use super::weights::{DeviceFeedForward, DeviceMlp};
 use crate::model::config::{Config, Experts, FeedForward};
 
-/// A layer's experts.
+/// A layer's router and experts on the device, as far as this process holds them.
 #[derive(Debug)]
 pub(super) struct DeviceExperts {
     pub(super) routing: Routing,
@@ -135,7 +135,7 @@ impl Forward<'_> {
             count,
             GroupedSlots::choose_rows(slots, count, down.shape.weights, down.unit),
         );
-        // Rows that fill up a step choose nobody.
+        // Rows that fill up a step choose no expert.
         let kv_slots = self.step.kv_slots().map(|slots| slots.of(&step_room.inputs));
         let bias = experts.correction_bias;
         let logits = room.logits.slice(0, self.rows * count);
@@ -164,8 +164,8 @@ impl Forward<'_> {
         self.launches.extend(moe::combine(given, grouped.places, weights, routing.top, shared, update));
     }
 
-    /// The same where ranks share the experts: what a round has of this one's rows goes to whoever serves it,
-    /// and comes back.
+    /// The same where ranks share the experts: what a round has of this one's rows goes to the ranks that
+    /// serve it, and comes back.
     fn shared_experts(&mut self, sharing: &Sharing, of_ranks: &[usize], experts: &DeviceExperts) {
         let DeviceExperts { routing, held, .. } = experts;
         let (step_room, hidden, rows) = (self.room, self.widths.hidden, self.rows);

@@ -27,7 +27,7 @@ pub(super) struct Forward<'a> {
     pub(super) weights: &'a DeviceWeights,
     pub(super) step: &'a Step,
     pub(super) room: &'a Room,
-    /// The device's.
+    /// The device's multiprocessors: at most so many blocks of attention are started that stay.
     pub(super) processors: usize,
     /// By slot of the cache plan.
     pub(super) slabs: &'a [Pages],
@@ -183,7 +183,7 @@ impl Forward<'_> {
         }
     }
 
-    /// One gated network.
+    /// Runs one gated network on the step's rows, from `x` to `out`.
     pub(super) fn mlp(&mut self, mlp: &DeviceMlp, x: Slice<bf16>, out: Slice<bf16>) {
         let (rows, width) = (self.rows, mlp.down.shape.inputs);
         let gate_up = self.room.gate_up.slice(0, rows * 2 * width);

@@ -20,7 +20,7 @@ use crate::model::joint::{collect_rows, send_rows};
 use crate::model::step_words::{self, StepWords};
 use crate::model::{Joint, JointError, ModelError, Quantize, RankOutput};
 
-/// Rank 0.
+/// What rank 0 does: tells each rank its part of a step, runs its own, and collects what they came to.
 impl<D: Device + Send> Joint for CudaBackend<D> {
     fn ensure_group(&mut self) -> Result<(), GroupError> {
         self.model.ensure_group()
@@ -87,7 +87,7 @@ impl<D: Device + Send> CudaBackend<D> {
     }
 }
 
-/// Every rank.
+/// What every rank does, rank 0 among them: its own part of a step.
 impl<D: Device + Send> CudaBackend<D> {
     /// Runs this rank's part of a step, which the others know of.
     fn take_part(&mut self, words: &[u32], load: Load, output: &mut RankOutput) -> Result<Counted, Failure> {

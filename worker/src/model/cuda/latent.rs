@@ -19,7 +19,7 @@ use crate::model::config::{Attention, Config, Latent};
 use crate::model::mla::NORM_EPS;
 use crate::model::weights::LatentWeights;
 
-/// A layer's attention.
+/// The weights of one layer's latent attention, packed for the device.
 #[derive(Debug)]
 pub(super) struct DeviceLatent {
     /// To the queries' bottleneck, and its norm.
@@ -82,7 +82,7 @@ impl Upload<'_> {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct LatentWidths {
     heads: usize,
-    /// The queries' bottleneck.
+    /// Elements of the queries' bottleneck; 0 where they have none.
     query_down: usize,
     /// The latent and the key that all heads share.
     latent: usize,

@@ -22,7 +22,7 @@ pub(super) struct Lead<D> {
     open: OpenMailboxes<D>,
     /// Which group the device has joined, by how many ended before.
     joined: Option<u64>,
-    /// Whether a step was lost since anybody asked.
+    /// Whether, since this was last asked, a step was lost with a group that may start anew.
     pub(super) lost: bool,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Lead<D> {
 #[derive(Debug)]
 pub(super) enum Failure {
     Device(DeviceError),
-    /// A rank's.
+    /// A rank failed in an exchange, or sent what makes no sense.
     Rank(FabricError),
     /// There is no group, and none can be started.
     Group(GroupError),

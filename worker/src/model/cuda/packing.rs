@@ -76,7 +76,7 @@ struct Band {
     first: usize,
     rows: usize,
     image: Vec<u8>,
-    /// `[rows, groups]`.
+    /// `[rows, groups]`, a group being 128 inputs; empty for weights without such scales.
     scales: Vec<f32>,
 }
 

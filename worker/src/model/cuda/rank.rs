@@ -1,6 +1,6 @@
 //! A rank other than 0 whose experts are on a device: it launches, for every step that rank 0 tells of, its
 //! part in all layers' rounds, and knows no tokens but what the exchange brings. It ends when the group
-//! fails; whoever started it starts it anew.
+//! fails; rank 0, which started it, starts it anew.
 
 use std::collections::VecDeque;
 use std::time::Duration;

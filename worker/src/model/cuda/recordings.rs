@@ -12,7 +12,7 @@ use crate::limits::RECORDINGS_MAX;
 pub(super) enum Met {
     /// Nothing: perhaps it comes only once.
     Never,
-    /// It came before.
+    /// It came before and has no recording yet.
     Before,
     /// The device's number of its recording.
     Recorded(u64),

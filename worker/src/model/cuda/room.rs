@@ -12,7 +12,7 @@ use super::rules::RuleLists;
 use super::weights::DeviceWeights;
 use crate::model::config::{Attention, Config, FeedForward, Latent, LayerShape};
 
-/// One buffer.
+/// A buffer on the device that is replaced by a larger one when a step needs more.
 #[derive(Debug, Default)]
 pub(super) struct Grown {
     /// The device's number of it; `None` as long as nothing was needed.
@@ -52,7 +52,7 @@ impl Grown {
         Slice::new(self.buffer.unwrap_or(0), offset as u64, len)
     }
 
-    /// All of it.
+    /// All of it, as whole elements of `T`.
     pub(super) fn whole<T: Element>(&self) -> Slice<T> {
         self.slice(0, self.bytes / size_of::<T>())
     }
@@ -120,7 +120,7 @@ pub(super) struct Room {
     pub(super) output: Grown,
     /// What rows drew, a word each: the next step reads it, whether or not the host has.
     pub(super) drawn: Grown,
-    /// Their log-probabilities, which nobody reads.
+    /// Their log-probabilities, which kernels write and nothing reads.
     pub(super) logprobs: Grown,
     /// What was wanted of their scores.
     pub(super) scores: Grown,

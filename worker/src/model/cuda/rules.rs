@@ -26,13 +26,12 @@ pub(super) struct Wanted<'a> {
     pub(super) is_pending: bool,
 }
 
-/// All lists.
+/// The sequences' lists of rules on the device, kept from step to step in one buffer.
 #[derive(Debug, Default)]
 pub(super) struct RuleLists {
     known: HashMap<u64, Known>,
     room: Grown,
-    /// Rules for which there is room, headers among them, and of which nobody has taken what lies behind
-    /// `end`.
+    /// Rules for which there is room, headers among them; the room behind `end` is free.
     capacity: usize,
     end: usize,
 }

@@ -146,7 +146,7 @@ impl Sharing {
         (self.next_round, self.last) = (FIRST_ROUND, None);
         let mailboxes = Arc::new(open(device, self.plan.layout, fabric, EXPERT_JOIN_MAX)?);
         let peers = Peers::new(device, &mailboxes, fabric.rank(), 1, &self.plan.placement, self.deadline)?;
-        // Nobody sends before everybody's mailbox is as a group begins with it.
+        // No rank sends before every rank's mailbox is as a group begins with it.
         let met = fabric.exchange(Phase::Placement, EXPERT_JOIN_MAX);
         met.map_err(|error| DeviceError(error.to_string()))?;
         self.peers.push(peers);

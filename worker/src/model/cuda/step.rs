@@ -48,13 +48,13 @@ pub(super) struct GroupStep {
     /// Where each row's keys and values go.
     pub(super) slots: Part,
     pub(super) tables: Part,
-    /// Of all rows.
+    /// Attention of all rows of the step.
     pub(super) all: Attend,
     /// Of the rows whose logits are wanted; `None` if these are all rows, or there are none.
     pub(super) wanted: Option<Attend>,
 }
 
-/// One step.
+/// One step as the words that kernels read, and where in them each list lies.
 #[derive(Debug)]
 pub(super) struct Step {
     pub(super) words: Vec<u32>,

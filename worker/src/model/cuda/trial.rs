@@ -14,8 +14,8 @@ const PROMPT: usize = 100;
 const SINGLE: usize = 3;
 
 impl<D: Device + Send> CudaBackend<D> {
-    /// Takes a few steps for nobody. The KV that they leave is in blocks that the engine has still to give
-    /// out.
+    /// Takes a few steps for no request. The KV that they leave is in blocks that the engine has still to
+    /// give out.
     ///
     /// # Errors
     /// What the device says.

@@ -17,7 +17,7 @@ use crate::model::weights::{
     AttentionWeights, ExpertsWeights, FeedForwardWeights, GroupedWeights, Layer, Linear, Mlp, Weights,
 };
 
-/// All weights.
+/// A model's weights on the device: matrices packed, norms in bf16.
 #[derive(Debug)]
 pub(super) struct DeviceWeights {
     /// bf16, so that rows can be looked up.
@@ -29,7 +29,7 @@ pub(super) struct DeviceWeights {
     pub(super) bytes: usize,
 }
 
-/// One decoder layer.
+/// The weights of one decoder layer: attention, a feed-forward part, and the norm before each.
 #[derive(Debug)]
 pub(super) struct DeviceLayer {
     pub(super) input_norm: Slice<bf16>,
@@ -45,7 +45,7 @@ pub(super) enum DeviceAttention {
     Latent(Box<DeviceLatent>),
 }
 
-/// Grouped-query attention.
+/// The weights of one layer's grouped-query attention, packed for the device.
 #[derive(Debug)]
 pub(super) struct DeviceGrouped {
     /// Rows of queries, then keys, then values.

@@ -19,7 +19,8 @@ pub(in crate::model) struct Exchange {
     pub(in crate::model) fabric: Option<Box<dyn Fabric>>,
     /// By layer; `None` for layers without experts.
     pub(super) placements: Vec<Option<Placement>>,
-    /// By layer, the slots of each expert among this rank's tokens; whoever reads them may make them smaller.
+    /// By layer, the slots of each expert among this rank's tokens, on rank 0 among the others' too. Sending
+    /// them to rank 0 sets them to 0, and choosing new placements halves them.
     pub(super) loads: Vec<Vec<u64>>,
     /// Rows that this rank's experts served.
     pub(super) served: u64,

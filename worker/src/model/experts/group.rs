@@ -1,7 +1,7 @@
 //! Rank 0's end of a group of ranks that share a model's experts: it runs attention and everything else,
 //! sends the tokens to the ranks that hold their experts, and starts the group anew when one of them fails.
-//! Where ranks hold no state but weights, a step that failed is run again and nobody's answer changes; where
-//! they run attention too, their KV is lost, and is computed again.
+//! Where ranks hold no state but weights, a step that failed is run again and no answer changes; where they
+//! run attention too, their KV is lost, and is computed again.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -129,8 +129,8 @@ impl ExpertGroup {
         Ok(())
     }
 
-    /// Takes note that a group cannot begin to serve: it is to be started anew, or, after too many times,
-    /// whoever waits is to be told.
+    /// Takes note that a group cannot begin to serve: it is to be started anew, or, after too many times, the
+    /// error is for the requests that wait.
     pub(in crate::model) fn does_not_start(&mut self, reason: &str) -> Result<(), GroupError> {
         self.failures += 1;
         if self.failures > self.options.retries {
@@ -141,8 +141,8 @@ impl ExpertGroup {
         Ok(())
     }
 
-    /// Takes note that the group failed: it is to be started anew, or, after too many times, whoever waits is
-    /// to be told.
+    /// Takes note that the group failed: it is to be started anew, or, after too many times, the error is for
+    /// the requests that wait.
     pub(in crate::model) fn fail(&mut self, error: &FabricError) -> Result<(), GroupError> {
         self.metrics.up.set(0);
         self.metrics.failures.with_label_values(&[&error.rank.to_string()]).inc();

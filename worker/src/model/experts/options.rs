@@ -17,7 +17,7 @@ pub struct ExpertParallelOptions {
     /// Experts that each process holds beyond its share: further copies of those that serve the most tokens.
     pub redundant_experts: usize,
     /// Instead of processes of this machine: where each rank listens, this process first. The others are
-    /// started by somebody else; `size` is their number.
+    /// started by the operator, not by this process; `size` counts all of them.
     pub hosts: Vec<SocketAddr>,
     /// Whether each of them runs attention too, for requests of its own: as many engines as processes.
     pub data_parallel_attention: bool,

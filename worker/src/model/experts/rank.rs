@@ -1,6 +1,6 @@
 //! A rank other than 0: it does what rank 0's messages say. It holds experts, and where rank 0 says so runs
-//! attention for requests of its own too (`joint.rs`). It knows no requests; it ends when the group fails,
-//! and whoever started it starts it anew.
+//! attention for requests of its own too (`joint.rs`). It knows no requests; it serves until the group fails.
+//! Then rank 0 starts another process or, over TCP, this one joins the group again.
 
 use std::time::Duration;
 

@@ -37,7 +37,7 @@ impl Store {
         Self { source, config, quantize }
     }
 
-    /// The model's shape.
+    /// The configuration of the model whose experts these are.
     pub(in crate::model) fn config(&self) -> &Config {
         &self.config
     }

@@ -1,6 +1,6 @@
-//! A group over TCP: ranks on several machines, each started by whoever runs that machine. After a failure
-//! all of them join again; a rank keeps its experts meanwhile. Nothing is encrypted and nobody is asked who
-//! they are: for a network of the fleet's own.
+//! A group over TCP: ranks on several machines, each started by that machine's operator. After a failure all
+//! of them join again; a rank keeps its experts meanwhile. Nothing is encrypted and no rank has to prove who
+//! it is: for a network of the fleet's own.
 
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
