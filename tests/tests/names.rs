@@ -1,5 +1,5 @@
-//! What is public has a name of its own in its crate, and docs that say more than the name. Parameters have names, too: a
-//! tuple of three is a struct that nobody has named.
+//! What is public has a name of its own in its crate, and docs that say more than the name. Parameters have
+//! names, too: a tuple of three is a struct that nobody has named.
 #![allow(clippy::expect_used, reason = "helpers of tests fail the test by panicking")]
 
 use std::collections::BTreeMap;

@@ -42,11 +42,13 @@
 //! followed some seconds later.
 
 mod first_tokens;
+mod reason;
 mod window;
 
 use std::{collections::VecDeque, time::Duration};
 
 pub use self::first_tokens::{FirstTokens, Watched};
+pub use self::reason::ScaleReason;
 pub use self::window::{Recent, TokenRate};
 
 /// Share of the TTFT budget that an average may use, so that the tail keeps the SLO.
@@ -193,55 +195,6 @@ pub struct Terms {
     pub decode: f64,
     /// For the cache they hold.
     pub kv: f64,
-}
-
-/// Which term of the sum, or which bound on it, decided how many workers are wanted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ScaleReason {
-    /// Nothing asks for more than the minimum.
-    Minimum,
-    /// The uncached prompt tokens that come ask for more workers than what runs and what it holds.
-    Prefill,
-    /// Prompts that wait ask for more workers than [`Terms::steady`].
-    Backlog,
-    /// Requests past their first token ask for more workers than what comes and what the caches hold.
-    Decode,
-    /// The cache they hold.
-    Kv,
-    /// An SLO was missed although the sum held, so the guard asks for more workers than the sum.
-    Guard,
-    /// Fewer would do, but not for long enough.
-    Held,
-    /// More than the maximum would be needed.
-    Maximum,
-}
-
-impl ScaleReason {
-    /// All, in the order of the enum.
-    pub const ALL: [Self; 8] = [
-        Self::Minimum,
-        Self::Prefill,
-        Self::Backlog,
-        Self::Decode,
-        Self::Kv,
-        Self::Guard,
-        Self::Held,
-        Self::Maximum,
-    ];
-
-    /// Its name in metrics and on the operators' page.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Minimum => "minimum",
-            Self::Prefill => "prefill",
-            Self::Backlog => "backlog",
-            Self::Decode => "decode",
-            Self::Kv => "kv",
-            Self::Guard => "guard",
-            Self::Held => "held",
-            Self::Maximum => "maximum",
-        }
-    }
 }
 
 /// The sum, worked out.

@@ -39,8 +39,8 @@ fn print(text: &[u8]) -> Outcome {
     }
 }
 
-/// The tenant's table goes to stdout, so that it can be appended to the file of tenants; the key, which must not stand
-/// there, to stderr.
+/// The tenant's table goes to stdout, so that it can be appended to the file of tenants; the key, which must
+/// not stand there, to stderr.
 fn new_key(name: &str) -> Outcome {
     let mut bits = [0; 32];
     rustls::crypto::ring::default_provider()

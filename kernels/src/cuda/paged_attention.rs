@@ -1,7 +1,7 @@
 //! Plans and launches `attention.cu`: causal attention over a paged KV cache, prefill and decode alike.
 //!
-//! A [`AttentionPlan`] says which block does which rows over which chunks of positions. It decides speed alone:
-//! every plan of the same batch gives the same bits.
+//! A [`AttentionPlan`] says which block does which rows over which chunks of positions. It decides speed
+//! alone: every plan of the same batch gives the same bits.
 
 use half::bf16;
 
@@ -196,8 +196,8 @@ impl AttentionPlan {
     }
 
     /// The same for kernels that carry a block's state over all its chunks, of bf16 heads of 128 alone. Bits
-    /// then depend on the cut: this is what [`AttentionPlan::new`] is held against, to see what it costs to be
-    /// independent of it.
+    /// then depend on the cut: this is what [`AttentionPlan::new`] is held against, to see what it costs to
+    /// be independent of it.
     ///
     /// # Panics
     /// As [`AttentionPlan::new`].

@@ -1,8 +1,8 @@
 //! Launches `peer.cu`: tokens go to the ranks that hold their experts, and outputs back, through memory that
 //! the ranks reach themselves. The ranks may share a GPU, in one process ([`Mailboxes::in_one`]) or in
 //! several (`gpu::ipc`), or have one each that sees the others' memory; the kernels know base addresses
-//! alone. What goes where is [`crate::moe::ExchangePlan`]'s, made on the device, so that a graph of these launches
-//! can be replayed for any tokens.
+//! alone. What goes where is [`crate::moe::ExchangePlan`]'s, made on the device, so that a graph of these
+//! launches can be replayed for any tokens.
 //!
 //! A round is [`Peers::dispatch_send`], [`Peers::dispatch_receive`], the experts' products,
 //! [`Peers::combine_send`], [`Peers::combine_receive`], in this order on every rank; the next round's

@@ -1,5 +1,5 @@
-//! Reads the body of an OpenAI or Anthropic request: what the mock has to know of it, and nothing of what only a real model would
-//! heed (temperature, stop strings, tools' meaning). Answers nothing.
+//! Reads the body of an OpenAI or Anthropic request: what the mock has to know of it, and nothing of what
+//! only a real model would heed (temperature, stop strings, tools' meaning). Answers nothing.
 
 use std::borrow::Cow;
 

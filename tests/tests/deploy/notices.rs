@@ -1,4 +1,5 @@
-//! Hazard: a program is shipped without the licences of what it is built from, or with those of what it is not.
+//! Hazard: a program is shipped without the licences of what it is built from, or with those of what it is
+//! not.
 
 use std::process::Command;
 

@@ -7,7 +7,8 @@
 //!                            tokens ahead, and equal bits where ranks share the experts
 //! cuda_backend rank FAMILY … one of the processes that `case backend_processes` starts
 //! cuda_backend time NAME     a step of a model of published shape: how long it takes, and the bytes and
-//!                            operations it cannot avoid; with steps that run ahead also for how long the device rests between two
+//!                            operations it cannot avoid; with steps that run ahead also for how long the
+//!                            device rests between two
 //! ```
 //! Each answers with one line of JSON; a fault ends it with status 1 and the reason in `"fault"`.
 

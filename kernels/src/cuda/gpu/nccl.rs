@@ -1,7 +1,7 @@
 //! Messages between GPUs by NCCL's grouped sends and receives: over NVLink, PCIe or a network, whatever it
-//! finds. It is the mover of a [`GroupedRank`](crate::fabric::GroupedRank) fabric, whose messages lie in page-locked
-//! memory of the host; ranks whose GPUs reach each other's memory leave theirs on the device and take
-//! [`Peers`](crate::cuda::peer::Peers). The library, `libnccl.so`, is loaded at run time.
+//! finds. It is the mover of a [`GroupedRank`](crate::fabric::GroupedRank) fabric, whose messages lie in
+//! page-locked memory of the host; ranks whose GPUs reach each other's memory leave theirs on the device and
+//! take [`Peers`](crate::cuda::peer::Peers). The library, `libnccl.so`, is loaded at run time.
 //!
 //! NCCL's calls and their order: NVIDIA, "Point-to-point communication" in the NCCL user guide. An operation
 //! whose other end stays away never ends, so it is watched, and aborted.
