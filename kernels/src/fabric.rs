@@ -16,7 +16,7 @@ mod tcp;
 use std::fmt;
 use std::time::Duration;
 
-pub use grouped::{Grouped, Mover};
+pub use grouped::{GroupedRank, Mover};
 pub use local::Local;
 #[cfg(target_os = "linux")]
 pub use shm::{Alarm, Shm};

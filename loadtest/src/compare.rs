@@ -40,7 +40,7 @@ const STATS: [(&str, Stat); 5] = [
 /// What became of a figure. Times: less is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Change {
+pub enum ChangeVerdict {
     /// Smaller in the new runs, and chance does not explain it.
     Better,
     /// Larger in the new runs, and chance does not explain it.
@@ -67,7 +67,7 @@ pub struct ComparedFigure {
     /// Chance of a difference as large if there were none.
     pub p: Option<f64>,
     /// With all figures of the comparison in view.
-    pub verdict: Change,
+    pub verdict: ChangeVerdict,
 }
 
 /// A figure without an interval.
@@ -307,7 +307,7 @@ fn rows(a: &[Vec<Sample>], b: &[Vec<Sample>], paired: bool, seed: u64) -> Vec<Co
                     change: d.change(),
                     interval: Some(d.interval),
                     p: Some(d.p),
-                    verdict: Change::Same,
+                    verdict: ChangeVerdict::Same,
                 },
                 None => ComparedFigure {
                     figure,
@@ -316,7 +316,7 @@ fn rows(a: &[Vec<Sample>], b: &[Vec<Sample>], paired: bool, seed: u64) -> Vec<Co
                     change: f64::NAN,
                     interval: None,
                     p: None,
-                    verdict: Change::TooFew,
+                    verdict: ChangeVerdict::TooFew,
                 },
             });
         }
@@ -333,9 +333,9 @@ fn judge(rows: &mut [ComparedFigure]) {
     let significant = bootstrap::holm(&p, ALPHA);
     for (row, significant) in rows.iter_mut().filter(|row| row.p.is_some()).zip(significant) {
         row.verdict = match (significant, row.change > 0.0) {
-            (false, _) => Change::Same,
-            (true, true) => Change::Worse,
-            (true, false) => Change::Better,
+            (false, _) => ChangeVerdict::Same,
+            (true, true) => ChangeVerdict::Worse,
+            (true, false) => ChangeVerdict::Better,
         };
     }
 }
@@ -363,11 +363,11 @@ fn failed(gates: &[Gate], rows: &[ComparedFigure], plain: &[Plain]) -> Result<Ve
     let mut failed = Vec::new();
     for gate in gates {
         let (change, significant) = if let Some(row) = rows.iter().find(|row| row.figure == gate.figure) {
-            if row.verdict == Change::TooFew {
+            if row.verdict == ChangeVerdict::TooFew {
                 let text = format!("{gate}: the runs are too short for {}; send more requests", row.figure);
                 return Err(Error::Usage(text));
             }
-            (row.change, row.verdict != Change::Same)
+            (row.change, row.verdict != ChangeVerdict::Same)
         } else if let Some(plain) = plain.iter().find(|plain| plain.figure == gate.figure) {
             match (plain.base, plain.new) {
                 (Some(base), Some(new)) if base == new => (0.0, true),
@@ -392,9 +392,9 @@ impl ComparedFigure {
             return [&self.figure, "-", "-", "-", "-", "-", "too few requests"].map(Into::into);
         };
         let verdict = match self.verdict {
-            Change::Better => "better",
-            Change::Worse => "WORSE",
-            Change::Same | Change::TooFew => "same",
+            ChangeVerdict::Better => "better",
+            ChangeVerdict::Worse => "WORSE",
+            ChangeVerdict::Same | ChangeVerdict::TooFew => "same",
         };
         [
             self.figure.clone(),

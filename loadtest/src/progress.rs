@@ -33,7 +33,7 @@ pub enum Ui {
 
 /// Where a run stands.
 #[derive(Debug, Clone, Copy)]
-pub struct Progress {
+pub struct RunStatus {
     /// Time since the run's zero.
     pub elapsed: Duration,
     /// Requests in the schedule, if that is known.
@@ -81,7 +81,7 @@ impl Progress {
     }
 
     /// Call once a second. `tally` is what has come in so far.
-    pub fn tick(&mut self, status: Progress, tally: &Tally) {
+    pub fn tick(&mut self, status: RunStatus, tally: &Tally) {
         self.ticks += 1;
         if let Style::Screen(screen) = &mut self.style {
             // A closed stderr must not end the measurement.
@@ -119,8 +119,8 @@ impl Drop for Progress {
     }
 }
 
-fn line(status: Progress, rate: f64) -> String {
-    let Progress { elapsed, scheduled, sent, done, failed } = status;
+fn line(status: RunStatus, rate: f64) -> String {
+    let RunStatus { elapsed, scheduled, sent, done, failed } = status;
     let scheduled = scheduled.map_or_else(String::new, |scheduled| format!("/{scheduled}"));
     format!(
         "{:>5.0} s  sent {sent}{scheduled} ({rate:.1}/s)  in flight {}  done {done}  errors {failed}",
@@ -129,8 +129,8 @@ fn line(status: Progress, rate: f64) -> String {
     )
 }
 
-fn json(status: Progress, rate: f64) -> String {
-    let Progress { elapsed, scheduled, sent, done, failed } = status;
+fn json(status: RunStatus, rate: f64) -> String {
+    let RunStatus { elapsed, scheduled, sent, done, failed } = status;
     let elapsed_s = elapsed.as_secs_f64();
     let in_flight = sent.saturating_sub(done);
     serde_json::json!({
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn the_line() {
         let status =
-            Progress { elapsed: Duration::from_secs(7), scheduled: Some(90), sent: 50, done: 48, failed: 1 };
+            RunStatus { elapsed: Duration::from_secs(7), scheduled: Some(90), sent: 50, done: 48, failed: 1 };
         let read: serde_json::Value = serde_json::from_str(&json(status, 6.0)).unwrap();
         assert_eq!(
             (&read["in_flight"], &read["scheduled"], &read["failed"]),

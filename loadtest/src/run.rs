@@ -31,7 +31,7 @@ use crate::{
     load::Load,
     oracle::Oracle,
     output::{self, Output},
-    progress::Progress,
+    progress::{Progress, RunStatus},
     report::{Facts, Report, SentWorkload},
     scrape::Scrapers,
     slo::Keeper,
@@ -270,7 +270,7 @@ impl Running<'_> {
 
     fn tick(&mut self, clock: Clock, control: &Control) {
         let sent = control.sent.load(Ordering::Relaxed);
-        let status = Progress {
+        let status = RunStatus {
             elapsed: clock.zero.elapsed(),
             scheduled: self.scheduled,
             sent,
@@ -337,7 +337,7 @@ fn places(args: &RunArgs) -> Option<Places> {
 }
 
 /// What is known of the workload before it is sent.
-fn planned(config: &Config, workload: &workload::SentWorkload, bodies: &Bodies) -> SentWorkload {
+fn planned(config: &Config, workload: &workload::Workload, bodies: &Bodies) -> SentWorkload {
     SentWorkload {
         fingerprint: config.fingerprint(workload.file_hash()),
         block_tokens: workload.block_tokens(),

@@ -50,7 +50,28 @@ fn doc(attributes: &[syn::Attribute]) -> Option<String> {
     (!lines.is_empty()).then(|| lines.join(" "))
 }
 
+/// The attributes of an item that may have a doc.
+fn attributes_of(item: &syn::Item) -> &[syn::Attribute] {
+    match item {
+        syn::Item::Const(item) => &item.attrs,
+        syn::Item::Enum(item) => &item.attrs,
+        syn::Item::Fn(item) => &item.attrs,
+        syn::Item::Impl(item) => &item.attrs,
+        syn::Item::Mod(item) => &item.attrs,
+        syn::Item::Static(item) => &item.attrs,
+        syn::Item::Struct(item) => &item.attrs,
+        syn::Item::Trait(item) => &item.attrs,
+        syn::Item::Type(item) => &item.attrs,
+        _ => &[],
+    }
+}
+
 impl Found {
+    fn take_doc(&mut self, attributes: &[syn::Attribute]) {
+        let short = |doc: &String| doc.split_whitespace().count() <= SHORT_DOC_WORDS;
+        self.short_docs.extend(doc(attributes).filter(short));
+    }
+
     fn take_type(&mut self, visibility: &syn::Visibility, name: &syn::Ident) {
         if matches!(visibility, syn::Visibility::Public(_)) {
             self.public_types.push(name.to_string());
@@ -60,23 +81,41 @@ impl Found {
 
 impl<'a> Visit<'a> for Found {
     fn visit_item(&mut self, item: &'a syn::Item) {
-        let attributes = match item {
-            syn::Item::Mod(item) => &item.attrs,
-            syn::Item::Impl(item) => &item.attrs,
-            syn::Item::Fn(item) => &item.attrs,
-            _ => &[][..],
-        };
+        let attributes = attributes_of(item);
         if !sources::is_of_tests(attributes) {
+            self.take_doc(attributes);
             visit::visit_item(self, item);
         }
     }
 
-    fn visit_attributes(&mut self, attributes: &'a [syn::Attribute]) {
-        if let Some(doc) = doc(attributes)
-            && doc.split_whitespace().count() <= SHORT_DOC_WORDS
-        {
-            self.short_docs.push(doc);
+    fn visit_field(&mut self, field: &'a syn::Field) {
+        self.take_doc(&field.attrs);
+        visit::visit_field(self, field);
+    }
+
+    fn visit_variant(&mut self, variant: &'a syn::Variant) {
+        self.take_doc(&variant.attrs);
+        visit::visit_variant(self, variant);
+    }
+
+    fn visit_impl_item(&mut self, item: &'a syn::ImplItem) {
+        match item {
+            syn::ImplItem::Const(item) => self.take_doc(&item.attrs),
+            syn::ImplItem::Fn(item) => self.take_doc(&item.attrs),
+            syn::ImplItem::Type(item) => self.take_doc(&item.attrs),
+            _ => {}
         }
+        visit::visit_impl_item(self, item);
+    }
+
+    fn visit_trait_item(&mut self, item: &'a syn::TraitItem) {
+        match item {
+            syn::TraitItem::Const(item) => self.take_doc(&item.attrs),
+            syn::TraitItem::Fn(item) => self.take_doc(&item.attrs),
+            syn::TraitItem::Type(item) => self.take_doc(&item.attrs),
+            _ => {}
+        }
+        visit::visit_trait_item(self, item);
     }
 
     fn visit_item_struct(&mut self, item: &'a syn::ItemStruct) {

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Change, ComparedFigure, Comparison};
+use super::{ChangeVerdict, ComparedFigure, Comparison};
 use crate::{
     draw::{page, svg::escape},
     report::Report,
@@ -75,9 +75,9 @@ fn intervals(rows: &[ComparedFigure], out: &mut String) -> std::fmt::Result {
     for (i, (row, (low, high))) in judged.iter().enumerate() {
         let y = TOP + (i as f64 + 0.5) * LINE;
         let colour = match row.verdict {
-            Change::Better => "c3",
-            Change::Worse => "c2",
-            Change::Same | Change::TooFew => "c1",
+            ChangeVerdict::Better => "c3",
+            ChangeVerdict::Worse => "c2",
+            ChangeVerdict::Same | ChangeVerdict::TooFew => "c1",
         };
         writeln!(
             out,

@@ -3,7 +3,7 @@
 
 use std::{collections::VecDeque, fmt::Write as _};
 
-use super::Progress;
+use super::RunStatus;
 use crate::{
     stats::{Samples, Summary},
     tally::Tally,
@@ -40,7 +40,7 @@ pub(super) struct Screen {
 
 impl Screen {
     /// What to write to the terminal this second.
-    pub(super) fn draw(&mut self, status: Progress, tally: &Tally, first: bool) -> String {
+    pub(super) fn draw(&mut self, status: RunStatus, tally: &Tally, first: bool) -> String {
         let size = rustix::termios::tcgetwinsize(std::io::stderr()).ok();
         let columns = size.map_or(0, |size| usize::from(size.ws_col));
         let rows = size.map_or(0, |size| usize::from(size.ws_row));
@@ -57,8 +57,8 @@ impl Screen {
         out + CLEAR_REST
     }
 
-    fn lines(&mut self, status: Progress, tally: &Tally, columns: usize) -> Vec<String> {
-        let Progress { elapsed, scheduled, sent, done, failed } = status;
+    fn lines(&mut self, status: RunStatus, tally: &Tally, columns: usize) -> Vec<String> {
+        let RunStatus { elapsed, scheduled, sent, done, failed } = status;
         let rate = |now: u64, before: &mut u64| now.saturating_sub(std::mem::replace(before, now));
         let (sent_s, done_s) = (rate(sent, &mut self.sent), rate(done, &mut self.done));
         let tokens_s = rate(tally.tokens.completion, &mut self.tokens);
@@ -191,7 +191,7 @@ mod tests {
         }
         let mut bad = good(0, 0, 1, 2);
         let message = "no \x1b[2J worker".into();
-        bad.exchange.outcome = Outcome::Failed(Failure { class: FailureClass::Progress(503), message });
+        bad.exchange.outcome = Outcome::Failed(Failure { class: FailureClass::Status(503), message });
         tally.add(&bad);
         tally
     }
@@ -200,7 +200,7 @@ mod tests {
     fn everything_is_on_the_screen_and_fits() {
         let mut screen = Screen::default();
         let status =
-            Progress { elapsed: Duration::from_secs(3), scheduled: Some(62), sent: 31, done: 31, failed: 1 };
+            RunStatus { elapsed: Duration::from_secs(3), scheduled: Some(62), sent: 31, done: 31, failed: 1 };
         let lines = screen.lines(status, &tally(), 80);
         let text = lines.join("\n");
         for want in
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_screen_without_a_terminal_has_a_size_all_the_same() {
-        let status = Progress { elapsed: Duration::ZERO, scheduled: None, sent: 0, done: 0, failed: 0 };
+        let status = RunStatus { elapsed: Duration::ZERO, scheduled: None, sent: 0, done: 0, failed: 0 };
         let mut screen = Screen::default();
         let first = screen.draw(status, &Tally::default(), true);
         assert!(first.starts_with(ENTER) && first.ends_with(CLEAR_REST) && first.lines().count() <= ROWS);

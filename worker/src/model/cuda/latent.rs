@@ -5,7 +5,7 @@ use half::bf16;
 use keyway_kernels::cuda::matmul::{Out, Packed};
 use keyway_kernels::cuda::moe::{self, Ending, GroupedSlots, ProductRows};
 use keyway_kernels::cuda::paged_attention::Pages;
-use keyway_kernels::cuda::rms_norm::{self, ProductRows};
+use keyway_kernels::cuda::rms_norm::{self, NormRows};
 use keyway_kernels::cuda::rope::{self, ProjectedTokens};
 use keyway_kernels::cuda::{Device, DeviceError, Slice};
 use keyway_kernels::heads::Heads;
@@ -169,14 +169,7 @@ impl Forward<'_> {
             let width = down.shape.outputs;
             x = room.latent.query_down.slice(0, rows * width);
             self.product(normed, down, Out::Bf16(x));
-            self.launches.extend(rms_norm::launch(
-                x,
-                None,
-                *norm,
-                NORM_EPS,
-                ProductRows::whole(rows, width),
-                x,
-            ));
+            self.launches.extend(rms_norm::launch(x, None, *norm, NORM_EPS, NormRows::whole(rows, width), x));
         }
         let queries = room.qkv.slice(0, rows * widths.qkv);
         self.product(x, &layer.query, Out::Bf16(queries));
@@ -184,7 +177,7 @@ impl Forward<'_> {
         let latent = room.latent.latent.slice(0, rows * stride);
         self.product(normed, &layer.kv_down, Out::Bf16(latent));
         let heads = Heads { stride, first: 0, count: 1, pitch: stride };
-        let of_latent = ProductRows { rows, width: rank, heads };
+        let of_latent = NormRows { rows, width: rank, heads };
         self.launches.extend(rms_norm::launch(latent, None, layer.latent_norm, NORM_EPS, of_latent, latent));
         let absorbed = room.latent.absorbed.slice(0, rows * widths.latent.absorbed);
         self.by_head(queries, &layer.absorb, absorbed);

@@ -15,8 +15,8 @@ use keyway_kernels::cuda::peer::{Arrivals, FIRST_ROUND, Layout, Mailboxes, Peers
 use keyway_kernels::cuda::{Device, DeviceError, Launch, Slice};
 use keyway_kernels::fabric::{Fabric, FabricError, Phase};
 
-pub(in crate::model) use self::plan::ExchangePlan;
 pub(super) use self::plan::Load;
+pub(in crate::model) use self::plan::Plan;
 use crate::limits::EXPERT_JOIN_MAX;
 use crate::model::config::Gate;
 
