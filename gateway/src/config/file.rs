@@ -211,7 +211,7 @@ impl File {
         let table = |file: &Self| toml::Table::try_from(file).unwrap_or_default();
         let mut shown = table(self);
         leave_out(&mut shown, &table(&Self::default()));
-        hide_secrets(shown.iter_mut().map(|(_, value)| value));
+        shown.iter_mut().for_each(|(_, value)| hide_secrets(value));
         shown.to_string()
     }
 }
@@ -227,13 +227,12 @@ fn leave_out(table: &mut toml::Table, defaults: &toml::Table) {
     });
 }
 
-fn hide_secrets<'a>(values: impl Iterator<Item = &'a mut toml::Value>) {
-    for value in values {
-        match value {
-            toml::Value::String(text) if text.contains("://") => *text = without_secret(text),
-            toml::Value::Array(items) => hide_secrets(items.iter_mut()),
-            toml::Value::Table(table) => hide_secrets(table.iter_mut().map(|(_, value)| value)),
-            _ => {}
-        }
+/// Takes passwords out of all URLs in a value.
+fn hide_secrets(value: &mut toml::Value) {
+    match value {
+        toml::Value::String(text) if text.contains("://") => *text = without_secret(text),
+        toml::Value::Array(items) => items.iter_mut().for_each(hide_secrets),
+        toml::Value::Table(table) => table.iter_mut().for_each(|(_, value)| hide_secrets(value)),
+        _ => {}
     }
 }
