@@ -43,7 +43,7 @@ struct Bodies {
 /// Why there is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoMemory {
-    /// Other requests have it for now, or had it for as long as this one may wait.
+    /// Other requests have it, or had it for as long as this one may wait.
     Busy,
     /// This client's others have its share.
     Share,

@@ -11,6 +11,11 @@ use crate::{
     config::File,
 };
 
+/// What stands above what `config check` prints.
+const VALID: &str = "# The configuration is valid. What is not named here has its default; deploy/keyway.toml lists all keys.";
+/// How a URL looks whose user and password are left out.
+const HIDDEN: &str = "://…@";
+
 /// What goes wrong, in one line.
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
@@ -60,6 +65,8 @@ fn new_key(name: &str) -> Outcome {
 fn check(args: ServeArgs) -> Outcome {
     let file = args.merged()?;
     ServeArgs::validated(file.clone())?;
-    let what = "# The configuration is valid. What is not named here has its default; deploy/keyway.toml lists all keys.";
-    print(format!("{what}\n{}", file.shown()).as_bytes())
+    let shown = file.shown();
+    let hidden =
+        if shown.contains(HIDDEN) { "# Users and passwords in URLs are left out (…).\n" } else { "" };
+    print(format!("{VALID}\n{hidden}{shown}").as_bytes())
 }
