@@ -7,7 +7,7 @@ pub enum ScaleReason {
     Minimum,
     /// The uncached prompt tokens that come ask for more workers than what runs and what it holds.
     Prefill,
-    /// Prompts that wait ask for more workers than [`Terms::steady`].
+    /// Prompts that wait ask for more workers than [`super::Terms::steady`].
     Backlog,
     /// Requests past their first token ask for more workers than what comes and what the caches hold.
     Decode,
