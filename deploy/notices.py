@@ -64,7 +64,7 @@ def main():
         for text in own:
             of_text[text].append(name)
         of_licence[licence].append((name, bool(own)))
-    # Some packages name a licence and have no text of it; then that of another one by the same expression serves.
+    # Some packages name a licence and have no text of it; that of another one by the same expression serves.
     for licence, members in of_licence.items():
         if not any(has for _, has in members):
             wrong += [f"{name}: no text of {licence}" for name, _ in members]

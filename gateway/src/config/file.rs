@@ -207,12 +207,15 @@ impl File {
     }
 
     /// What of it differs from the defaults, as TOML; passwords in URLs are left out.
-    pub fn shown(&self) -> String {
-        let table = |file: &Self| toml::Table::try_from(file).unwrap_or_default();
-        let mut shown = table(self);
-        leave_out(&mut shown, &table(&Self::default()));
+    pub fn shown(&self) -> Result<String, ConfigError> {
+        // A path that is no text, and a number that TOML does not know, came by a flag.
+        let table = |file: &Self| {
+            toml::Table::try_from(file).map_err(|error| ConfigError(format!("it cannot be shown: {error}")))
+        };
+        let mut shown = table(self)?;
+        leave_out(&mut shown, &table(&Self::default())?);
         shown.iter_mut().for_each(|(_, value)| hide_secrets(value));
-        shown.to_string()
+        Ok(shown.to_string())
     }
 }
 

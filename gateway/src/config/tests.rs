@@ -140,10 +140,15 @@ fn no_error_and_no_printed_configuration_repeats_a_password() {
 fn what_is_shown_can_be_read_again_and_has_no_password() {
     let text = "listen = \"localhost:1\"\nworker = [\"http://u:secret@a:1\", \"http://b:2\"]\n\
         [limits]\nmax_in_flight = 7\n[routing]\nexpose = false\n[[discovery.dns]]\nurl = \"http://u:secret@c:1\"";
-    let shown = File::parse(text).unwrap().shown();
+    let shown = File::parse(text).unwrap().shown().unwrap();
     assert!(!shown.contains("secret") && !shown.contains("expose"), "{shown}");
     let again = File::parse(&shown).unwrap();
     assert_eq!(again.listen.map(|address| address.to_string()).as_deref(), Some("127.0.0.1:1"));
     assert_eq!((again.limits.max_in_flight, again.worker.len()), (Some(7), 2));
-    assert_eq!(File::default().shown(), "");
+    assert_eq!(File::default().shown().unwrap(), "");
+    let much = File {
+        routing: RoutingFile { index_bytes: Some(usize::MAX), ..RoutingFile::default() },
+        ..File::default()
+    };
+    assert!(much.shown().is_err(), "what is left out silently would be taken for the default");
 }

@@ -65,7 +65,7 @@ fn new_key(name: &str) -> Outcome {
 fn check(args: ServeArgs) -> Outcome {
     let file = args.merged()?;
     ServeArgs::validated(file.clone())?;
-    let shown = file.shown();
+    let shown = file.shown()?;
     let hidden =
         if shown.contains(HIDDEN) { "# Users and passwords in URLs are left out (…).\n" } else { "" };
     print(format!("{VALID}\n{hidden}{shown}").as_bytes())

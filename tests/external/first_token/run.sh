@@ -24,7 +24,8 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 . "$root/tests/binaries.sh" -p keyway -p keyway-loadtest --bins
 scratch=$(mktemp -d)
 pids=()
-# Where a prompt goes follows from its name and its workers' addresses. So that runs differ by what streams say alone, both stay.
+# Where a prompt goes follows from its name and its workers' addresses. Both stay, so that runs differ by what
+# streams say alone.
 base_port=${BASE_PORT:-$((20000 + RANDOM % 10000))}
 stop() {
     if ((${#pids[@]})); then
