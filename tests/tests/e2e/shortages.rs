@@ -2,7 +2,7 @@
 //! workers' failure: it leaves them out, forgets their caches, and its operators cannot see why.
 
 use keyway_tests::openai::{CHAT, chat, chat_stream};
-use keyway_tests::{Client, Cluster, Exchange, FailingConnect, FakeWorker, Protocol, eventually, get, post};
+use keyway_tests::{Client, Cluster, FailingConnect, FakeWorker, Response, eventually, get, post};
 
 /// What `connect` says on Linux.
 const ENFILE: i32 = 23;
@@ -34,6 +34,25 @@ async fn conversations(cluster: &Cluster) -> f64 {
     blocks
 }
 
+/// What the first request is told that finds no kept connection. One that finds one gets it, and joins those
+/// that are waiting; either worker may have one when the other has none.
+async fn refusal(cluster: &Cluster, waiting: &mut Vec<Client>) -> Response {
+    loop {
+        assert!(waiting.len() < 64, "each found a connection");
+        let mut client = Client::connect(cluster.addr()).await;
+        client.post(CHAT, &chat("x")).await;
+        let served = async {
+            let active = || cluster.fakes.iter().map(FakeWorker::active).sum::<usize>();
+            eventually!(active() > waiting.len(), "a worker has it");
+        };
+        tokio::select! {
+            response = client.response() => return response,
+            () = served => {}
+        }
+        waiting.push(client);
+    }
+}
+
 #[tokio::test]
 async fn a_process_that_has_no_connection_to_give_says_so_and_blames_no_worker() {
     let Some(connect) = FailingConnect::build() else { return };
@@ -55,25 +74,12 @@ async fn a_process_that_has_no_connection_to_give_says_so_and_blames_no_worker()
     ] {
         cluster.fakes.iter().for_each(FakeWorker::hang);
         connect.with(errno);
-        // Those that find a kept connection get it; one that does not is told.
         let mut waiting = Vec::new();
-        let refused = loop {
-            assert!(waiting.len() < 64, "each found a connection");
-            let mut exchange = Exchange::post(Protocol::Http1, cluster.addr(), CHAT, &chat("x")).await;
-            let served = async {
-                let active = || cluster.fakes.iter().map(FakeWorker::active).sum::<usize>();
-                eventually!(active() > waiting.len(), "a worker has it");
-            };
-            tokio::select! {
-                status = exchange.status() => break status,
-                () = served => {}
-            }
-            waiting.push(exchange);
-        };
-        assert_eq!(refused, 503, "{errno}");
-        let response = post(cluster.addr(), CHAT, &chat("x")).await;
-        assert_eq!((response.status(), response.header("retry-after")), (503, Some("1")), "{errno}");
-        assert_eq!(response.json()["error"]["code"], "gateway_overloaded", "{errno}");
+        for _ in 0..2 {
+            let response = refusal(&cluster, &mut waiting).await;
+            assert_eq!((response.status(), response.header("retry-after")), (503, Some("1")), "{errno}");
+            assert_eq!(response.json()["error"]["code"], "gateway_overloaded", "{errno}");
+        }
         nobody_paid(&cluster, blocks).await;
         let counted =
             cluster.gateway.metrics().await.sum("keyway_shortages_total", &[("resource", resource)]);
