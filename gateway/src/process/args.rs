@@ -46,11 +46,12 @@ pub enum Command {
         #[command(subcommand)]
         command: ConfigCommand,
     },
-    /// Print a new tenant's table for the file of tenants, and its API key on stderr.
+    /// Print a new API key, its hash, and a tenant's table with it for the file of tenants.
     NewKey {
-        /// The tenant's name
-        #[arg(long, default_value = "NAME")]
-        name: String,
+        /// The tenant's name: only its table goes to stdout, to be appended to the file, and the key to
+        /// stderr
+        #[arg(long)]
+        name: Option<String>,
     },
     /// Print completions for a shell.
     Completions {

@@ -27,7 +27,7 @@ pub fn run(command: Command) -> Outcome {
             clap_complete::generate(shell, &mut Cli::command(), "keyway", &mut script);
             print(&script)
         }
-        Command::NewKey { name } => new_key(&name),
+        Command::NewKey { name } => new_key(name.as_deref()),
         Command::Config { command: ConfigCommand::Schema } => {
             print(format!("{}\n", serde_json::to_string_pretty(&schema_for!(File))?).as_bytes())
         }
@@ -44,20 +44,27 @@ fn print(text: &[u8]) -> Outcome {
     }
 }
 
-/// The tenant's table goes to stdout, so that it can be appended to the file of tenants; the key, which must
-/// not stand there, to stderr.
-fn new_key(name: &str) -> Outcome {
+/// Without a name, all for a person to read. With one, its table goes to stdout, so that it can be appended
+/// to the file of tenants; the key, which must not stand there, to stderr.
+fn new_key(name: Option<&str>) -> Outcome {
     let mut bits = [0; 32];
     rustls::crypto::ring::default_provider()
         .secure_random
         .fill(&mut bits)
         .map_err(|_| "the system gives no random bits")?;
     let key = format!("kw-{}", hex(&bits));
-    let name = toml::Value::from(name);
-    print(
-        format!("[[tenant]]\nname = {name}\nkey_sha256 = [\"{}\"]\n", hex(&key_hash(key.as_bytes())))
+    let hash = hex(&key_hash(key.as_bytes()));
+    let Some(name) = name else {
+        return print(
+            format!(
+                "key         {key}\nkey_sha256  {hash}\n\nThe key is for the tenant alone and kept nowhere. In the file of \
+                 tenants:\n\n    [[tenant]]\n    name = \"NAME\"\n    key_sha256 = [\"{hash}\"]\n"
+            )
             .as_bytes(),
-    )?;
+        );
+    };
+    let name = toml::Value::from(name);
+    print(format!("[[tenant]]\nname = {name}\nkey_sha256 = [\"{hash}\"]\n").as_bytes())?;
     eprintln!("\nThe key, for that tenant alone; it is kept nowhere: {key}");
     Ok(())
 }

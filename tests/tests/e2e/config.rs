@@ -111,6 +111,20 @@ fn a_new_key_is_a_tenants_table_and_the_key_apart_from_it() {
 }
 
 #[test]
+fn a_new_key_without_a_name_is_for_a_person_to_read_and_to_cut_from() {
+    let output = keyway(&["new-key"]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    let of = |name: &str| {
+        let line = said.lines().find(|line| line.split_whitespace().next() == Some(name)).expect("a line");
+        line.split_whitespace().nth(1).expect("its value").to_owned()
+    };
+    assert!(of("key").starts_with("kw-") && output.stderr.is_empty(), "{said}");
+    let (_, table) = said.split_once("\n    [[tenant]]").expect("a table");
+    let parsed: toml::Table = format!("[[tenant]]{table}").parse().unwrap();
+    assert_eq!(parsed["tenant"][0]["key_sha256"][0].as_str(), Some(of("key_sha256").as_str()));
+}
+
+#[test]
 fn wrong_usage_is_told_apart_from_a_wrong_file() {
     assert_eq!(keyway(&["--no-such-flag"]).status.code(), Some(2));
     assert_eq!(keyway(&["config", "chek"]).status.code(), Some(2));
