@@ -215,7 +215,7 @@ for policy in $policies; do
     code=0
     "$BIN_DIR/keyway-loadtest" run --url "$gateway_url" --workload trace --trace "$trace" --slice "$slice" \
         --scale-len "$scale_len" --time-scale "$time_scale" --spread-bursts --oracle-blocks "$pooled_blocks" \
-        --records -o "$dir" "$@" >"$dir/table.txt" || code=$?
+        --text-seed 1 --records -o "$dir" "$@" >"$dir/table.txt" || code=$?
     [[ -s $dir/run.json && $code =~ ^[013]$ ]] || { echo "replay.sh: the load test ended with $code" >&2; exit 1; }
     if [[ -n $kill_after_s ]]; then
         check_after_kill "$dir" "$admin_url" "${victim#http://}"

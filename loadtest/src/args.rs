@@ -31,7 +31,7 @@ Exit codes:
   0    measured; single requests may have failed, see the report
   1    the server could not be reached, or no request succeeded
   2    bad arguments or input
-  3    invalid measurement: requests were sent too late to be trusted
+  3    invalid measurement: requests were sent too late to be trusted, or caches held them from an earlier run
   4    the run does not keep its objective (--slo with a percentile), or a comparison fails --fail-on
   130  interrupted; the report covers what was done";
 

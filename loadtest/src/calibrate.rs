@@ -77,8 +77,8 @@ async fn measure(args: &CalibrateArgs) -> Result<Speed, Error> {
         Some(model) => model.clone(),
         None => to.first_model(server.timeout).await?,
     };
-    let ratio = calibrate(&to, server.endpoint, &model, SEED, BLOCK_TOKENS, server.timeout).await?;
-    let bodies = Bodies::new(server.endpoint, &model, true, SEED, ratio.bytes_per_token);
+    let ratio = calibrate(&to, server.endpoint(), &model, SEED, BLOCK_TOKENS, server.timeout).await?;
+    let bodies = Bodies::new(server.endpoint(), &model, true, SEED, ratio.bytes_per_token);
     // The clock makes the prompts new ones, which no cache holds from an earlier calibration.
     let mut id = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_micros() as u64) << 8;
     let (mut lengths, mut tpots) = (Vec::new(), Vec::new());
@@ -116,7 +116,7 @@ fn prompt(tokens: u32, output_tokens: u64, id: &mut u64) -> Ask {
 
 async fn send(args: &CalibrateArgs, server: &Server, body: Bytes) -> Result<Exchange, Error> {
     let (_keep, stop) = watch::channel(false);
-    let (server, path, timeout) = (server.clone(), args.server.endpoint.path(), args.server.timeout);
+    let (server, path, timeout) = (server.clone(), args.server.endpoint().path(), args.server.timeout);
     let clock = Clock { zero: Instant::now() };
     let exchange = exchange(Session { server, path, timeout, clock, keep_text: false, stop }, body).await;
     match &exchange.outcome {

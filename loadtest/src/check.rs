@@ -65,12 +65,12 @@ async fn check(args: &ServerArgs) -> Result<Vec<Finding>, Error> {
         Some(model) => model.clone(),
         None => server.first_model(args.timeout).await?,
     };
-    let calibration = calibrate(&server, args.endpoint, &model, SEED, PROMPT_TOKENS, args.timeout).await?;
+    let calibration = calibrate(&server, args.endpoint(), &model, SEED, PROMPT_TOKENS, args.timeout).await?;
     let mut findings = vec![
         Finding { name: "model", holds: Some(true), text: model.clone() },
         Finding { name: "token counts", holds: Some(true), text: counts(&calibration) },
     ];
-    let bodies = Bodies::new(args.endpoint, &model, true, SEED, calibration.bytes_per_token);
+    let bodies = Bodies::new(args.endpoint(), &model, true, SEED, calibration.bytes_per_token);
     // The clock's second makes the prompt a new one, which no cache holds from an earlier check.
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |t| t.as_secs());
     let block = Block { id: now, tokens: PROMPT_TOKENS };
@@ -91,7 +91,7 @@ async fn check(args: &ServerArgs) -> Result<Vec<Finding>, Error> {
 async fn send(args: &ServerArgs, server: &Server, body: Bytes) -> Exchange {
     let (_keep, stop) = watch::channel(false);
     let clock = Clock { zero: Instant::now() };
-    let (server, path) = (server.clone(), args.endpoint.path());
+    let (server, path) = (server.clone(), args.endpoint().path());
     exchange(Session { server, path, timeout: args.timeout, clock, keep_text: false, stop }, body).await
 }
 

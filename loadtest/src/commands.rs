@@ -8,7 +8,9 @@ use crate::{
     args::{Args, Command},
     calibrate, check, compare,
     error::Error,
-    export, mock, run, search, simulate,
+    export, mock, run, search,
+    settled::settled,
+    simulate,
     stdout::print,
     sweep, trace_commands,
 };
@@ -16,7 +18,13 @@ use crate::{
 /// Does what the command line says; gives the exit code.
 pub fn dispatch(args: Args) -> Result<ExitCode, Error> {
     match args.command {
-        Command::Run(args) => run::run(&args),
+        Command::Run(args) => {
+            let (args, remarks) = settled(*args)?;
+            for remark in remarks {
+                eprintln!("keyway-loadtest: {remark}");
+            }
+            run::run(&args)
+        }
         Command::Sweep(args) => sweep::run(&args),
         Command::Search(args) => search::run(&args),
         Command::Compare(args) => compare::run(&args),

@@ -17,7 +17,7 @@ use crate::{
     args::{compare::CompareArgs, gate::Gate},
     compare::bootstrap::{Runs, Stat},
     error::{EXIT_GATE, EXIT_INVALID, Error},
-    output,
+    limits, output,
     report::{FORMAT, Report, Status},
     stats::{
         hdr,
@@ -168,20 +168,18 @@ impl Comparison {
         }
         let (mut a, mut b) = (base.samples.clone(), new.samples.clone());
         let paired = match (&mut a[..], &mut b[..]) {
-            ([a], [b]) => first.workload.body_hash == new.reports[0].workload.body_hash && pair(a, b),
+            ([a], [b]) => are_the_same_requests(first, &new.reports[0]) && pair(a, b),
             _ => false,
         };
         let mut rows = rows(&a, &b, paired, args.seed);
         judge(&mut rows);
         let plain = plain(base, new);
         let failed = failed(&args.fail_on, &rows, &plain)?;
-        let named = |name: &'static str, side: &Side| {
-            let bad = side.reports.iter().filter(|run| run.verdict.status != Status::Valid);
-            bad.map(|run| format!("{name} is not valid: {}", run.verdict.reason)).collect::<Vec<_>>()
-        };
-        let warnings = [named("the base run", base), named("the new run", new)].concat();
+        let mut warnings = [doubts("the base run", base), doubts("the new run", new)].concat();
+        let untrusted = !warnings.is_empty();
+        warnings.extend(sent_before(base, new));
         let count = |side: &[Vec<Sample>]| side.iter().map(Vec::len).sum();
-        let (untrusted, runs, requests) = (!warnings.is_empty(), (a.len(), b.len()), (count(&a), count(&b)));
+        let (runs, requests) = ((a.len(), b.len()), (count(&a), count(&b)));
         Ok(Self { paired, runs, requests, warnings, rows, plain, failed, untrusted })
     }
 
@@ -241,6 +239,48 @@ impl Comparison {
     }
 }
 
+/// Why the runs of a side should not be trusted.
+fn doubts(name: &str, side: &Side) -> Vec<String> {
+    let doubt = |run: &Report| match (run.verdict.status, run.found_in_caches()) {
+        (Status::Valid | Status::Warm, Some(found)) => Some(format!(
+            "{name} is warm: {:.1} % of its prompts' tokens came from caches that an earlier run of the same bytes \
+             had filled, so its times are no cold server's; measure again without --text-seed, or with empty caches",
+            found * 100.0
+        )),
+        (Status::Valid, None) => None,
+        _ => Some(format!("{name} is not valid: {}", run.verdict.reason)),
+    };
+    side.reports.iter().filter_map(doubt).collect()
+}
+
+/// A remark if the second side may have profited from the first: both sent the same bytes to one server, and
+/// more of the second's came from caches.
+fn sent_before(base: &Side, new: &Side) -> Option<String> {
+    let (a, b) = (&base.reports[0], &new.reports[0]);
+    let are_equal = !a.workload.body_hash.is_empty() && a.workload.body_hash == b.workload.body_hash;
+    let more = b.cache.achieved? - a.cache.achieved?;
+    let is_doubtful = are_equal
+        && a.config.url == b.config.url
+        && a.started_unix_s < b.started_unix_s
+        && b.found_in_caches().is_none()
+        && more > limits::CACHE_BEYOND_POSSIBLE_MAX;
+    is_doubtful.then(|| {
+        format!(
+            "both runs sent the same bytes to {}, and {:.1} % more of the new one's came from caches: were they \
+             emptied in between?",
+            a.config.url,
+            more * 100.0
+        )
+    })
+}
+
+/// Whether request n of one run is request n of the other but for its words: one seed and one workload.
+fn are_the_same_requests(a: &Report, b: &Report) -> bool {
+    !a.workload.fingerprint.is_empty()
+        && a.workload.fingerprint == b.workload.fingerprint
+        && a.config.seed == b.config.seed
+}
+
 fn same_workload(base: &Report, new: &Report) -> Result<(), Error> {
     let (a, b) = (&base.workload.fingerprint, &new.workload.fingerprint);
     if !a.is_empty() && a == b {
@@ -249,7 +289,7 @@ fn same_workload(base: &Report, new: &Report) -> Result<(), Error> {
     let mut different = Vec::new();
     let object = |report: &Report| serde_json::to_value(&report.config).unwrap_or_default();
     if let (Some(a), Some(b)) = (object(base).as_object(), object(new).as_object()) {
-        let told = ["url", "model", "seed", "timeout_s", "oracle_blocks"];
+        let told = ["url", "model", "seed", "text_seed", "timeout_s", "oracle_blocks"];
         let keys = a.keys().filter(|key| !told.contains(&key.as_str()) && a.get(*key) != b.get(*key));
         different.extend(keys.map(|key| format!("{key}: {} and {}", a[key], b[key])));
     }
@@ -364,7 +404,7 @@ fn failed(gates: &[Gate], rows: &[ComparedFigure], plain: &[Plain]) -> Result<Ve
     for gate in gates {
         let (change, significant) = if let Some(row) = rows.iter().find(|row| row.figure == gate.figure) {
             if row.verdict == ChangeVerdict::TooFew {
-                let text = format!("{gate}: the runs are too short for {}; send more requests", row.figure);
+                let text = format!("{gate}: {} {}", row.figure, row.needs());
                 return Err(Error::Usage(text));
             }
             (row.change, row.verdict != ChangeVerdict::Same)
@@ -387,9 +427,16 @@ fn failed(gates: &[Gate], rows: &[ComparedFigure], plain: &[Plain]) -> Result<Ve
 }
 
 impl ComparedFigure {
+    /// How many requests it takes to judge this figure, in words.
+    fn needs(&self) -> String {
+        let stat = STATS.iter().find(|(name, _)| self.figure.ends_with(&format!(".{name}")));
+        format!("needs {} requests a side", stat.map_or(2, |(_, stat)| stat.requests_min()))
+    }
+
     fn cells(&self) -> [String; 7] {
         let (Some((low, high)), Some(p)) = (self.interval, self.p) else {
-            return [&self.figure, "-", "-", "-", "-", "-", "too few requests"].map(Into::into);
+            let dash = || "-".to_owned();
+            return [self.figure.clone(), dash(), dash(), dash(), dash(), dash(), self.needs()];
         };
         let verdict = match self.verdict {
             ChangeVerdict::Better => "better",

@@ -51,6 +51,9 @@ pub struct Config {
     pub warmup_requests: u64,
     pub warmup_s: f64,
     pub seed: u64,
+    /// `None`: of a version that knew one seed only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text_seed: Option<u64>,
     pub ignore_eos: bool,
     pub extra_body: Option<String>,
     pub timeout_s: f64,
@@ -96,6 +99,7 @@ impl Default for Config {
             warmup_requests: 0,
             warmup_s: 0.0,
             seed: 0,
+            text_seed: None,
             ignore_eos: true,
             extra_body: None,
             timeout_s: 0.0,
@@ -105,8 +109,9 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The options in `args`, for `model`. What does not apply to the workload is left out.
-    pub fn new(args: &RunArgs, model: String) -> Self {
+    /// The options in `args`, for `model` and the run's seed of words. What does not apply to the workload is
+    /// left out.
+    pub fn new(args: &RunArgs, model: String, text_seed: u64) -> Self {
         let (workload, schedule) = (&args.workload, &args.schedule);
         let kind = kind(workload);
         let trace = kind == WorkloadKind::Trace;
@@ -122,7 +127,7 @@ impl Config {
         Self {
             url: args.server.url(),
             model,
-            endpoint: args.server.endpoint,
+            endpoint: args.server.endpoint(),
             workload: match kind {
                 WorkloadKind::Trace => "trace",
                 WorkloadKind::Random => "random",
@@ -164,6 +169,7 @@ impl Config {
             warmup_requests: warmup.requests,
             warmup_s: seconds(warmup.until),
             seed: workload.seed,
+            text_seed: Some(text_seed),
             ignore_eos: workload.ignore_eos,
             extra_body: args.server.extra_body.clone(),
             timeout_s: seconds(args.server.timeout),
@@ -172,7 +178,7 @@ impl Config {
     }
 
     /// A hash of everything that makes two runs comparable: the workload and how fast it was offered, but not
-    /// to whom, nor the seed. `file_hash` stands for the trace or the prompts, wherever their file lies.
+    /// to whom, nor the seeds. `file_hash` stands for the trace or the prompts, wherever their file lies.
     pub fn fingerprint(&self, file_hash: u64) -> String {
         let comparable = Self {
             url: String::new(),
@@ -180,6 +186,7 @@ impl Config {
             trace: self.trace.as_ref().map(|_| format!("{file_hash:016x}")),
             file: self.file.as_ref().map(|_| format!("{file_hash:016x}")),
             seed: 0,
+            text_seed: None,
             timeout_s: 0.0,
             oracle_blocks: None,
             ..self.clone()
@@ -225,7 +232,7 @@ mod tests {
 
     #[test]
     fn the_fingerprint_is_of_the_workload_and_its_pace_alone() {
-        let of = |line: &str| Config::new(&args(line), "m".into()).fingerprint(0);
+        let of = |line: &str| Config::new(&args(line), "m".into(), line.len() as u64).fingerprint(0);
         let base = of("--rate 5 --requests 9");
         assert_eq!(base, of("--rate 5 --requests 9 --seed 7 --timeout 3s --oracle-blocks 5"));
         for other in ["--rate 6 --requests 9", "--rate 5 --requests 8", "--rate 5 --requests 9 --isl 7"] {

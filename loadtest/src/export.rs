@@ -56,6 +56,7 @@ pub(crate) mod tests {
         config::Config,
         report::{Facts, SentWorkload},
         tally::Tally,
+        workload::prompt::TextSeed,
     };
 
     /// Two hundred answers and one failure whose message is hostile.
@@ -82,6 +83,7 @@ pub(crate) mod tests {
         let calibration = Calibration { bytes_per_token: 4.0, overhead_tokens: 3, measured: true };
         let facts = Facts {
             config,
+            text: TextSeed::chosen(1),
             workload: SentWorkload::default(),
             calibration,
             started_unix_s: 1_700_000_000,

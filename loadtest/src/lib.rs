@@ -29,6 +29,7 @@ pub mod run;
 pub mod schedule;
 pub mod scrape;
 pub mod search;
+pub mod settled;
 pub mod simulate;
 pub mod slo;
 pub mod stats;

@@ -28,6 +28,13 @@ pub const LEAD_MS: u64 = 50;
 /// Schedule lag p99 above the larger of this, in milliseconds, and [`LAG_TTFT_SHARE_MAX`] of the median TTFT
 /// makes a measurement invalid: the load tester, not the server, was late.
 pub const LAG_P99_MS_MAX: f64 = 5.0;
+/// Requests at a time, where a command line says nothing of the load.
+pub const DEFAULT_CONCURRENCY: u32 = 8;
+/// Seconds that a run lasts, where a command line says nothing of its length.
+pub const DEFAULT_DURATION_S: u64 = 30;
+/// Share of prompt tokens by which what caches gave may pass what was possible, which is counted in the
+/// tokens that prompts were made to have: more makes a run a warm one.
+pub const CACHE_BEYOND_POSSIBLE_MAX: f64 = 0.02;
 /// Share of the median TTFT that lag p99 may reach, where it is more than [`LAG_P99_MS_MAX`].
 pub const LAG_TTFT_SHARE_MAX: f64 = 0.02;
 

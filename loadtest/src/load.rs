@@ -210,7 +210,8 @@ fn timing(args: &WorkloadArgs, schedule: &ScheduleArgs) -> Timing {
 fn process(schedule: &ScheduleArgs, seed: u64) -> Result<Process, String> {
     let shape = match (&schedule.rate_shape, schedule.rate) {
         (Some(shape), _) => shape.clone(),
-        (None, Some(rate)) => RateShape::constant(rate),
+        (None, Some(rate)) if rate.is_finite() => RateShape::constant(rate),
+        (None, Some(_)) => return Err("--rate inf is for `run`: write a number".into()),
         (None, None) => {
             return Err("say how fast: --rate R, --rate-shape PIECES, --concurrency N or --users N".into());
         }
@@ -248,7 +249,7 @@ mod tests {
 
     fn load(line: &str) -> Result<Load, Error> {
         let args = args(line);
-        Load::new(&args.workload, &args.schedule, args.server.endpoint)
+        Load::new(&args.workload, &args.schedule, args.server.endpoint())
     }
 
     fn trace() -> String {

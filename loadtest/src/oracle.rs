@@ -72,6 +72,12 @@ impl Oracle {
         Reusable { unbounded, pooled }
     }
 
+    /// Holds what a server has generated, behind the prompt that it was the answer to: a conversation's next
+    /// turn carries it.
+    pub fn hold(&mut self, said: impl Iterator<Item = Block>) {
+        self.ask(said);
+    }
+
     /// Blocks that no other request can have are not kept: memory grows with what is shared, not with the
     /// run.
     fn ask_unbounded(&mut self) -> u64 {

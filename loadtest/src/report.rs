@@ -13,6 +13,7 @@ use crate::{
     slo::Goodput,
     stats::{Summary, samples::Columns, series::SeriesReport},
     tally::{FailureRow, Tally, TokenSums, View, WorkerRow},
+    workload::prompt::TextSeed,
 };
 
 /// Name and version of the report's shape.
@@ -96,6 +97,8 @@ pub enum Status {
     Valid,
     /// The load tester was too late.
     Invalid,
+    /// More of the prompts came from caches than this run can have left there.
+    Warm,
     /// No request succeeded, warm-ups not counted.
     Failed,
     /// It was ended from outside; the figures cover what was done.
@@ -215,6 +218,7 @@ pub struct ScheduleLag {
 #[expect(missing_docs, reason = "the fields of the report they become")]
 pub struct Facts {
     pub config: Config,
+    pub text: TextSeed,
     pub workload: SentWorkload,
     pub calibration: Calibration,
     pub started_unix_s: u64,
@@ -232,14 +236,14 @@ impl Report {
     /// Puts the report together.
     pub fn new(facts: Facts, tally: &Tally) -> Self {
         let Facts { config, workload, calibration, started_unix_s, elapsed_s, .. } = facts;
-        let Facts { scheduled, sent, interrupted, scraped, .. } = facts;
+        let Facts { text, scheduled, sent, interrupted, scraped, .. } = facts;
         let Tally { ok, failed, cancelled, warmup, tokens, .. } = *tally;
         let response = ViewReport::new(&tally.response);
         let schedule_lag = ScheduleLag::new(tally, response.ttft);
         // A warm-up is not part of the time that figures are taken over.
         let counted_s = elapsed_s - tally.first_due_ns.unwrap_or(0) as f64 / 1e9;
         let per_second = |count: u64| if counted_s > 0.0 { count as f64 / counted_s } else { 0.0 };
-        Self {
+        let mut report = Self {
             format: FORMAT.into(),
             version: env!("CARGO_PKG_VERSION").into(),
             verdict: Verdict::new(interrupted, tally, &schedule_lag),
@@ -275,7 +279,9 @@ impl Report {
             series: tally.series.report(),
             histograms: histograms(tally),
             samples: tally.samples.columns(),
-        }
+        };
+        report.verdict.heed(report.found_in_caches(), text);
+        report
     }
 }
 
@@ -294,10 +300,25 @@ fn histograms(tally: &Tally) -> BTreeMap<String, String> {
 }
 
 impl Report {
-    /// The exit code of a run with this report.
-    pub fn exit_code(&self) -> u8 {
+    /// How much of the prompts, 0 to 1, came from caches beyond what this run alone can have left there:
+    /// `None` if not more than the shares are exact, or if the server does not say.
+    pub fn found_in_caches(&self) -> Option<f64> {
+        let prompt = self.tokens.prompt as f64;
+        // A chat template is every prompt's first part, and in caches from the first request on.
+        let template = if self.calibration.measured {
+            self.calibration.overhead_tokens as f64 * self.requests.ok as f64
+        } else {
+            prompt - self.tokens.prompt_wanted as f64
+        };
+        let beyond = self.cache.achieved? - self.cache.possible? - (template / prompt).max(0.0);
+        (beyond > limits::CACHE_BEYOND_POSSIBLE_MAX).then_some(beyond)
+    }
+
+    /// The exit code of a run with this report and these words: caches that are warm are no surprise to a
+    /// user who chose the words.
+    pub fn exit_code(&self, text: TextSeed) -> u8 {
         let bounds = self.goodput.iter().flat_map(|goodput| &goodput.bounds);
-        match self.verdict.exit_code() {
+        match self.verdict.exit_code(text) {
             0 if bounds.filter_map(|bound| bound.holds).any(|holds| !holds) => error::EXIT_GATE,
             code => code,
         }
@@ -324,12 +345,29 @@ impl Verdict {
         Self { status, reason }
     }
 
+    /// Of a run that is valid otherwise: what it `found` in caches before it makes it a warm one.
+    fn heed(&mut self, found: Option<f64>, text: TextSeed) {
+        let (Status::Valid, Some(found)) = (self.status, found) else { return };
+        self.status = Status::Warm;
+        let advice = if text.chosen {
+            "leave out --text-seed, or empty the caches"
+        } else {
+            "empty the caches, or let nothing else send these prompts"
+        };
+        self.reason = format!(
+            "{:.1} % of the prompts' tokens came from caches, beyond what this run can have left there: an earlier \
+             one sent the same; {advice}",
+            found * 100.0
+        );
+    }
+
     /// The exit code this verdict ends the process with.
-    fn exit_code(&self) -> u8 {
+    fn exit_code(&self, text: TextSeed) -> u8 {
         match self.status {
             Status::Valid => 0,
+            Status::Warm if text.chosen => 0,
             Status::Failed => error::EXIT_FAILED,
-            Status::Invalid => error::EXIT_INVALID,
+            Status::Warm | Status::Invalid => error::EXIT_INVALID,
             Status::Interrupted => error::EXIT_INTERRUPTED,
         }
     }

@@ -40,6 +40,7 @@ use crate::{
     workload::{
         self,
         body::{Bodies, Fields},
+        prompt::TextSeed,
     },
 };
 
@@ -47,13 +48,13 @@ use crate::{
 pub fn run(args: &RunArgs) -> Result<ExitCode, Error> {
     let plan = Plan::new(args)?;
     let output = Output::open(&args.output)?;
-    let Measured { report, .. } = runtime(args)?.block_on(measure(args, plan, output, None))?;
+    let Measured { report, text, .. } = runtime(args)?.block_on(measure(args, plan, output, None))?;
     stdout::print(&table::render(&report))?;
     if let Some(dir) = &args.output.dir {
         output::write_json(dir, "run.json", &report)?;
         output::write_text(&dir.join("report.html"), &export::html::render(&report))?;
     }
-    Ok(ExitCode::from(report.exit_code()))
+    Ok(ExitCode::from(report.exit_code(text)))
 }
 
 /// The runtime that measurements run in.
@@ -75,6 +76,8 @@ pub struct Plan {
 pub struct Measured {
     /// All figures of the measurement, in the shape of `run.json`.
     pub report: Report,
+    /// The words of its prompts.
+    pub text: TextSeed,
     /// Who kept the objective, if there is one.
     pub slo: Option<Keeper>,
     /// Whether it ended early because of [`Patience`].
@@ -113,7 +116,7 @@ impl Plan {
         let server = Server::new(&args.server.url(), key.as_deref())?;
         let server = server.with_headers(&args.server.header).map_err(Error::Usage)?;
         extra_body(args)?;
-        Ok(Self { load: Load::new(&args.workload, &args.schedule, args.server.endpoint)?, server })
+        Ok(Self { load: Load::new(&args.workload, &args.schedule, args.server.endpoint())?, server })
     }
 
     /// How many requests there will be, if that is known.
@@ -129,7 +132,8 @@ pub async fn measure(
     mut output: Output,
     patience: Option<Patience>,
 ) -> Result<Measured, Error> {
-    let Plan { load: Load { mut workload, pacer, requests }, server } = plan;
+    let Plan { load: Load { workload, pacer, requests }, server } = plan;
+    let (text, mut workload) = marked(args, workload);
     let model = match &args.server.model {
         Some(model) => model.clone(),
         None => server.first_model(args.server.timeout).await?,
@@ -137,8 +141,8 @@ pub async fn measure(
     let block_tokens = workload.block_tokens();
     let calibration = calibration(args, &server, &model, block_tokens).await?;
     workload.calibrate(calibration.bytes_per_token);
-    let bodies = bodies(args, &model, &calibration, block_tokens)?;
-    let config = Config::new(args, model);
+    let bodies = bodies(args, &model, text, &calibration, block_tokens)?;
+    let config = Config::new(args, model, text.seed);
     let mut planned = planned(&config, &workload, &bodies);
     let started_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
 
@@ -146,7 +150,7 @@ pub async fn measure(
     let (stop, stopped) = watch::channel(false);
     let (records, received) = mpsc::unbounded_channel();
     let clock = Clock { zero: Instant::now() + Duration::from_millis(limits::LEAD_MS) };
-    let path = args.server.endpoint.path();
+    let path = args.server.endpoint().path();
     let session = Session {
         server,
         path,
@@ -183,6 +187,7 @@ pub async fn measure(
     fill(&mut planned, &sent);
     let facts = Facts {
         config,
+        text,
         scheduled: requests.unwrap_or(sent.requests),
         workload: planned,
         calibration,
@@ -196,7 +201,14 @@ pub async fn measure(
     if sent.interrupted && patience.is_some() {
         return Err(Error::Interrupted);
     }
-    Ok(Measured { report, slo: sent.tally.slo, gave_up: sent.gave_up })
+    Ok(Measured { report, text, slo: sent.tally.slo, gave_up: sent.gave_up })
+}
+
+/// The words of this run's prompts, and the workload in them.
+fn marked(args: &RunArgs, workload: workload::Workload) -> (TextSeed, workload::Workload) {
+    let text = args.workload.text();
+    let marked = workload.marked(&text.mark());
+    (text, marked)
 }
 
 /// What takes in records while the sender's thread runs.
@@ -294,20 +306,20 @@ async fn calibration(
     if let Some(bytes_per_token) = args.workload.bytes_per_token {
         return Ok(Calibration { bytes_per_token, overhead_tokens: 0, measured: false });
     }
-    let (endpoint, seed, timeout) = (args.server.endpoint, args.workload.seed, args.server.timeout);
+    let (endpoint, seed, timeout) = (args.server.endpoint(), args.workload.seed, args.server.timeout);
     Ok(calibrate(server, endpoint, model, seed, block_tokens, timeout).await?)
 }
 
 fn bodies(
     args: &RunArgs,
     model: &str,
+    text: TextSeed,
     calibration: &Calibration,
     block_tokens: u32,
 ) -> Result<Bodies, Error> {
-    let (endpoint, workload) = (args.server.endpoint, &args.workload);
-    let bodies =
-        Bodies::new(endpoint, model, workload.ignore_eos, workload.seed, calibration.bytes_per_token)
-            .with_fields(&extra_body(args)?);
+    let (endpoint, workload) = (args.server.endpoint(), &args.workload);
+    let bodies = Bodies::new(endpoint, model, workload.ignore_eos, text.seed, calibration.bytes_per_token)
+        .with_fields(&extra_body(args)?);
     let block_bytes = bodies.bytes(block_tokens);
     if block_bytes < limits::BLOCK_BYTES_MIN {
         return Err(Error::Usage(format!(

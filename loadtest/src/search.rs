@@ -151,14 +151,20 @@ async fn probe(args: &SearchArgs, load: f64, seed: u64) -> Result<ProbeReport, E
         Over::Rate => run.schedule.rate = Some(load),
         Over::Concurrency => run.schedule.concurrency = Some(load as u32),
     }
+    run.workload = run.workload.nth(seed.wrapping_sub(args.run.workload.seed));
     run.workload.seed = seed;
     run.output.dir = None;
     let plan = Plan::new(&run)?;
     let planned = plan.requests().unwrap_or(u64::MAX / 4);
     let patience = Patience { misses_max: misses_max(&run, args.range.attain, planned) };
     let output = Output::open(&run.output)?;
-    let Measured { report, slo, gave_up } = run::measure(&run, plan, output, Some(patience)).await?;
-    if report.verdict.status == Status::Invalid {
+    let Measured { report, text, slo, gave_up } = run::measure(&run, plan, output, Some(patience)).await?;
+    let is_trusted = match report.verdict.status {
+        Status::Invalid => false,
+        Status::Warm => text.chosen,
+        Status::Valid | Status::Failed | Status::Interrupted => true,
+    };
+    if !is_trusted {
         return Err(Error::Invalid(format!("at {load}: {}", report.verdict.reason)));
     }
     let slo = slo.unwrap_or_default();

@@ -9,6 +9,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+/// Values that must lie above a percentile for it to be compared: with fewer, it says little more than the
+/// largest.
+const TAIL_MIN: f64 = 5.0;
+
 /// A counted set of times.
 #[derive(Debug, Clone, Default)]
 pub struct Samples {
@@ -42,6 +46,11 @@ pub struct Summary {
     pub p99: f64,
     /// Largest sample, to the microsecond.
     pub max: f64,
+}
+
+/// How many values it takes to compare the percentile `percent`, below 100.
+pub fn values_min(percent: f64) -> usize {
+    (TAIL_MIN * 100.0 / (100.0 - percent)).ceil() as usize
 }
 
 impl Samples {

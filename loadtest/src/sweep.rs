@@ -63,6 +63,12 @@ pub struct Point {
     pub e2e: Option<Summary>,
     /// Share of requests that kept the objective.
     pub goodput: Option<f64>,
+    /// Share of prompt tokens that came from caches; none if the server does not say.
+    #[serde(default)]
+    pub cached: Option<f64>,
+    /// The share with one unbounded cache.
+    #[serde(default)]
+    pub possible: Option<f64>,
 }
 
 /// Measures all, prints, writes `sweep.json`.
@@ -84,7 +90,7 @@ pub fn run(args: &SweepArgs) -> Result<ExitCode, Error> {
         let point = Point::new(i + 1, &measured.report);
         stdout::print(&point.line())?;
         points.push(point);
-        code = worse(code, measured.report.exit_code());
+        code = worse(code, measured.report.exit_code(measured.text));
         if measured.report.verdict.status == Status::Interrupted {
             break;
         }
@@ -134,6 +140,7 @@ fn combinations(args: &SweepArgs) -> Result<Vec<RunArgs>, Error> {
     }
     for (i, run) in runs.iter_mut().enumerate() {
         run.output.dir = run.output.dir.as_ref().map(|dir| dir.join((i + 1).to_string()));
+        run.workload = run.workload.clone().nth(i as u64);
     }
     Ok(runs)
 }
@@ -169,6 +176,8 @@ impl Point {
             tpot: report.tpot,
             e2e: report.response.e2e,
             goodput: report.goodput.as_ref().map(|goodput| goodput.share),
+            cached: report.cache.achieved,
+            possible: report.cache.possible,
         }
     }
 
@@ -192,16 +201,25 @@ impl Point {
             ms(self.tpot, |s| s.p50),
             ms(self.e2e, |s| s.p99),
         );
-        let goodput = self.goodput.map_or_else(|| "-".into(), |share| format!("{:.1} %", share * 100.0));
-        let _ = write!(line, "{goodput:>10}");
-        line += if self.status == Status::Valid { "\n" } else { "  not valid\n" };
+        let share = |share: Option<f64>| share.map_or_else(|| "-".into(), |s| format!("{:.1} %", s * 100.0));
+        // Writing to a string cannot fail.
+        let _ = writeln!(line, "{:>10}{:>9}{}", share(self.goodput), share(self.cached), self.remark());
         line
+    }
+
+    /// What is to be said of a run that is not valid, behind its figures.
+    pub fn remark(&self) -> &'static str {
+        match self.status {
+            Status::Valid => "",
+            Status::Warm => "  warm",
+            Status::Invalid | Status::Failed | Status::Interrupted => "  not valid",
+        }
     }
 }
 
 fn head() -> String {
     format!(
-        "{:>4}{:>10}{:>16}{:>8}{:>8}{:>10}{:>12}{:>10}{:>10}{:>9}{:>11}{:>10}\n",
+        "{:>4}{:>10}{:>16}{:>8}{:>8}{:>10}{:>12}{:>10}{:>10}{:>9}{:>11}{:>10}{:>9}\n",
         "run",
         "load",
         "lengths",
@@ -213,7 +231,8 @@ fn head() -> String {
         "p99",
         "TPOT p50",
         "E2E p99",
-        "goodput"
+        "goodput",
+        "cached"
     )
 }
 

@@ -61,6 +61,11 @@ pub fn positive(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Reads a rate: a finite number above zero, or `inf` for all at once.
+pub fn rate(text: &str) -> Result<f64, String> {
+    if text.trim().eq_ignore_ascii_case("inf") { Ok(f64::INFINITY) } else { positive(text) }
+}
+
 /// Reads a share: a number above 0 and below 1.
 pub fn share(text: &str) -> Result<f64, String> {
     match text.trim().parse::<f64>() {

@@ -106,6 +106,17 @@ impl Workload {
         matches!(self, Self::MultiTurn(_) | Self::Texts { .. })
     }
 
+    /// Puts `mark` in front of what a file says; what is made from numbers has words of its seed alone.
+    #[must_use]
+    pub fn marked(self, mark: &str) -> Self {
+        match self {
+            Self::Texts { texts, output, seed, bytes_per_token } => {
+                Self::Texts { texts: texts.marked(mark), output, seed, bytes_per_token }
+            }
+            other => other,
+        }
+    }
+
     /// Takes in what calibration has measured.
     pub fn calibrate(&mut self, measured: f64) {
         if let Self::Texts { bytes_per_token, .. } = self {

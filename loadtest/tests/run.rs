@@ -76,7 +76,12 @@ fn run(server: &FakeServer, extra: &[&str]) -> Run {
 fn assert_measured(run: &Run) {
     let code = run.output.status.code();
     assert!(matches!(code, Some(0 | 3)), "{code:?}: {}", String::from_utf8_lossy(&run.output.stderr));
-    assert_eq!(run.report["verdict"]["status"], if code == Some(0) { "valid" } else { "invalid" });
+    // A run that chose its words may find them in caches.
+    let status = run.report["verdict"]["status"].as_str().unwrap();
+    assert!(
+        if code == Some(0) { ["valid", "warm"].contains(&status) } else { status == "invalid" },
+        "{status}"
+    );
 }
 
 #[test]
@@ -167,10 +172,10 @@ fn equal_seeds_send_equal_bytes_from_two_processes() {
         assert_measured(&run);
         run.report["workload"]["body_hash"].as_str().unwrap().to_owned()
     };
-    let first = hash(&[]);
-    assert_eq!(first, hash(&["--rate", "150"]));
-    assert_ne!(first, hash(&["--seed", "43"]));
-    assert_ne!(first, hash(&["--requests", "39"]));
+    let first = hash(&["--text-seed", "5"]);
+    assert_eq!(first, hash(&["--text-seed", "5", "--rate", "150"]));
+    assert_ne!(first, hash(&["--text-seed", "6"]));
+    assert_ne!(first, hash(&["--text-seed", "5", "--requests", "39"]));
 
     let bodies = server.bodies.lock().unwrap();
     assert_eq!(bodies.len(), 40 * 3 + 39);

@@ -79,6 +79,7 @@ const LOADTEST: House = House {
     src: "loadtest/src",
     rooms: &[
         "commands",
+        "settled",
         "sweep",
         "search",
         "run",

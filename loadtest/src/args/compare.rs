@@ -18,7 +18,7 @@ Examples:
 
 Figures: ttft, ttst, tpot, itl, e2e with .mean .p50 .p90 .p95 .p99, counted from when requests were due; and
 requests_per_s, output_tokens_per_s, failed, cached, goodput, which have no interval.
-Runs of one seed that sent the same bytes are compared request by request, others as two samples. Intervals are
+Runs of one --seed are compared request by request, others as two samples. Intervals are
 from a bootstrap of whole requests in blocks; a figure is better or worse only if it differs by more than chance
 with all figures in view (Holm, 5 %). A gate fails when a figure changed by more than its bound and more than chance.";
 

@@ -4,7 +4,10 @@
 
 use clap::Args as ClapArgs;
 
-use crate::workload::dist::{Dist, Tokens};
+use crate::workload::{
+    body::Endpoint,
+    dist::{Dist, Tokens},
+};
 
 /// Where vLLM's client looks for a server, if its options name only one of both.
 const HOST: &str = "127.0.0.1";
@@ -31,12 +34,20 @@ pub struct OtherToolsServer {
     #[arg(long, hide = true, conflicts_with = "url")]
     port: Option<u16>,
     /// A tokenizer, a flag of its loader, or its mode
-    #[arg(long, hide = true, aliases = ["tokenizer-mode", "tokenizer-revision"],
-          value_parser = never("none is needed: prompts are as long as the server's own counts say"))]
-    tokenizer: Option<Never>,
+    #[arg(long, hide = true, aliases = ["tokenizer-mode", "tokenizer-revision"])]
+    tokenizer: Option<String>,
+    /// The kind of the server, which vLLM's and SGLang's clients choose the API by
+    #[arg(long, hide = true, value_parser = backend)]
+    pub(super) backend: Option<Endpoint>,
 }
 
 impl OtherToolsServer {
+    /// What to say of an option that has no effect.
+    pub fn remark(&self) -> Option<String> {
+        let said = "--tokenizer is not needed: prompts are as long as the server's own counts say";
+        self.tokenizer.is_some().then(|| said.into())
+    }
+
     /// The base URL that both parts make.
     pub(super) fn url(&self) -> String {
         let host = self.host.as_deref().unwrap_or(HOST);
@@ -106,6 +117,17 @@ pub struct OtherToolsOutput {
     result_filename: Option<Never>,
 }
 
+/// The API that a backend of `vllm bench serve` or SGLang's client stands for.
+fn backend(text: &str) -> Result<Endpoint, String> {
+    match text {
+        "vllm" | "openai" | "sglang" | "sglang-oai" | "lmdeploy" | "llama.cpp" => Ok(Endpoint::Completions),
+        "openai-chat" | "vllm-chat" | "sglang-oai-chat" | "lmdeploy-chat" => Ok(Endpoint::Chat),
+        _ => Err("only servers of OpenAI's and Anthropic's APIs can be measured: write --endpoint chat, completions, \
+                  responses or messages"
+            .into()),
+    }
+}
+
 /// At least 0 and below 1.
 fn ratio(text: &str) -> Result<f64, String> {
     let value = text.trim().parse().ok().filter(|value| (0.0..1.0).contains(value));
@@ -116,7 +138,10 @@ fn ratio(text: &str) -> Result<f64, String> {
 mod tests {
     use clap::Parser as _;
 
-    use crate::args::{Args, Command, run::RunArgs};
+    use crate::{
+        args::{Args, Command, run::RunArgs},
+        workload::body::Endpoint,
+    };
 
     fn run(line: &str) -> Result<RunArgs, String> {
         let line = format!("keyway-loadtest run {line}");
@@ -136,6 +161,20 @@ mod tests {
     }
 
     #[test]
+    fn an_api_by_its_name_its_path_or_another_tool_s_backend() {
+        let of = |line: &str| run(&format!("--url h:1 {line}")).unwrap().server.endpoint();
+        assert_eq!((of(""), of("--backend openai-chat")), (Endpoint::Chat, Endpoint::Chat));
+        assert_eq!(
+            (of("--backend vllm"), of("--endpoint /v1/completions")),
+            (Endpoint::Completions, of("--backend sglang"))
+        );
+        assert_eq!(of("--backend vllm --endpoint /v1/chat/completions"), Endpoint::Chat);
+        assert_eq!(of("--endpoint messages"), Endpoint::Messages);
+        assert_eq!(run("--url h:1").unwrap().server.url(), "http://h:1");
+        assert_eq!(run("--url https://h").unwrap().server.url(), "https://h");
+    }
+
+    #[test]
     fn lengths_around_a_mean() {
         let workload =
             run("--url http://h --random-input-len 100 --random-range-ratio 0.25").unwrap().workload;
@@ -150,7 +189,7 @@ mod tests {
         for (line, instead) in [
             ("--ramp-up-strategy linear", "--rate-shape"),
             ("--ramp-up-start-rps 1", "--rate-shape"),
-            ("--tokenizer gpt2", "none is needed"),
+            ("--backend tgi", "--endpoint chat"),
             ("--synthetic-input-tokens-stddev 9", "--isl 'normal"),
             ("--osl-stddev 9", "--osl 'normal"),
             ("--random-prefix-len 9", "--prefix-len"),

@@ -16,12 +16,16 @@ use crate::{
     workload::{
         body::Endpoint,
         dist::{Seconds, Tokens},
+        prompt::TextSeed,
     },
 };
 
 /// Shown under `run --help`.
 pub const EXAMPLES: &str = "\
 Examples:
+  # Nothing but the server: 8 requests at a time for 30 seconds
+  keyway-loadtest run --url http://127.0.0.1:8080
+
   # Poisson arrivals, 10 a second, for one minute; who gets a first token within half a second?
   keyway-loadtest run --url http://127.0.0.1:8080 --isl 1024 --osl 128 --rate 10 --duration 60s \\
       --slo 'ttft<500ms' -o out
@@ -85,15 +89,15 @@ pub struct RunArgs {
 /// Who is measured.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct ServerArgs {
-    /// Base URL of the server, with or without /v1
+    /// Base URL of the server, with or without http:// and /v1
     #[arg(long, alias = "base-url", value_hint = ValueHint::Url, required_unless_present_any = ["host", "port"])]
     url: Option<String>,
     /// Model to ask for [default: the first that /v1/models lists]
     #[arg(long, short = 'm', alias = "served-model-name")]
     pub model: Option<String>,
-    /// API to use
-    #[arg(long, alias = "endpoint-type", value_enum, default_value_t = Endpoint::Chat)]
-    pub endpoint: Endpoint,
+    /// API to use, by its name or its path [default: chat]
+    #[arg(long, alias = "endpoint-type", value_enum)]
+    endpoint: Option<Endpoint>,
     /// File whose content is sent as the bearer token
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub api_key_file: Option<PathBuf>,
@@ -117,7 +121,16 @@ pub struct ServerArgs {
 impl ServerArgs {
     /// The base URL: that of `--url`, else one made of `--host` and `--port`.
     pub fn url(&self) -> String {
-        self.url.clone().unwrap_or_else(|| self.other.url())
+        match &self.url {
+            Some(url) if url.contains("://") => url.clone(),
+            Some(host) => format!("http://{host}"),
+            None => self.other.url(),
+        }
+    }
+
+    /// The API: that of `--endpoint`, else what `--backend` stands for, else chat.
+    pub fn endpoint(&self) -> Endpoint {
+        self.endpoint.or(self.other.backend).unwrap_or(Endpoint::Chat)
     }
 }
 
@@ -173,9 +186,15 @@ pub struct WorkloadArgs {
     #[command(flatten)]
     #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
     pub slice: SliceArgs,
-    /// Seed of lengths, prompts, arrivals and jitter: equal seeds send equal bytes
+    /// Seed of lengths, prefixes, arrivals and jitter: runs of equal seeds differ in the words of their
+    /// prompts alone
     #[arg(long, alias = "random-seed", default_value_t = 42)]
     pub seed: u64,
+    /// Seed of the words: with it, and equal --seed, runs send equal bytes, which caches may still hold from
+    /// an earlier one; 0 leaves a file's prompts as they are [default: drawn anew for each run, so that none
+    /// finds its prompts in a cache]
+    #[arg(long, value_name = "SEED")]
+    pub text_seed: Option<u64>,
     /// Generate exactly the wanted output lengths (`ignore_eos`, an extension of vLLM, SGLang and
     /// keyway-worker); write `--ignore-eos=false` for servers that refuse it
     #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true",
@@ -193,6 +212,18 @@ pub struct WorkloadArgs {
 }
 
 impl WorkloadArgs {
+    /// The words of one run's prompts: as chosen, else such as no other run has.
+    pub fn text(&self) -> TextSeed {
+        self.text_seed.map_or_else(TextSeed::drawn, TextSeed::chosen)
+    }
+
+    /// The same options with the words that the `nth` of several runs has: those of each are its own.
+    #[must_use]
+    pub fn nth(mut self, nth: u64) -> Self {
+        self.text_seed = self.text_seed.map(|seed| if seed == 0 { 0 } else { seed.wrapping_add(nth).max(1) });
+        self
+    }
+
     /// Tokens of a prompt.
     pub fn isl(&self) -> Tokens {
         self.other.spread(self.isl)
@@ -212,8 +243,9 @@ impl WorkloadArgs {
 /// When it is sent.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct ScheduleArgs {
-    /// Mean requests a second, open loop; of a trace in place of --time-scale
-    #[arg(long, alias = "request-rate", value_parser = units::positive, conflicts_with = "time_scale")]
+    /// Mean requests a second, open loop; of a trace in place of --time-scale. `inf`: all at once, or as many
+    /// as --max-concurrency says
+    #[arg(long, alias = "request-rate", value_parser = units::rate, conflicts_with = "time_scale")]
     pub rate: Option<f64>,
     /// Requests a second over time, open loop: pieces that hold or ramp, such as `1..20@60s,20@30s`
     #[arg(long, value_name = "PIECES", conflicts_with_all = ["rate", "time_scale"])]

@@ -237,7 +237,10 @@ impl Sender {
             let session = conversation::split(row).0;
             let goes_on = self.pacer.goes_on(row);
             match (reply, histories.get_mut(&session)) {
-                (Some(reply), Some(history)) if goes_on => history.add_reply(row, &reply),
+                (Some(reply), Some(history)) if goes_on => {
+                    history.add_reply(row, &reply);
+                    self.oracle.hold(history.blocks.iter().copied());
+                }
                 _ => drop(histories.remove(&session)),
             }
         }

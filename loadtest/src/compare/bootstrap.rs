@@ -10,14 +10,13 @@
 //! Block length: Politis and White, "Automatic block-length selection for the dependent bootstrap",
 //! Econometric Reviews 23(1), 2004, with the correction of Patton, Politis and White, 2009.
 
-use crate::random::{Purpose, Rng};
+use crate::{
+    random::{Purpose, Rng},
+    stats,
+};
 
 /// Resamples: the smallest p that can be told from 0 is 2/4000, a fifth of 5 % over 20 figures.
 pub const RESAMPLES: usize = 4000;
-
-/// Requests that must lie above a percentile for it to be compared: with fewer, a resample can only repeat
-/// them.
-const TAIL_MIN: f64 = 5.0;
 
 /// The values of a metric in one run, by request in order of time.
 #[derive(Debug, Clone, Default)]
@@ -33,6 +32,16 @@ pub enum Stat {
     Mean,
     /// A percentile by nearest rank, 0 to 100.
     Percentile(f64),
+}
+
+impl Stat {
+    /// Requests of the smaller side that it takes to judge this figure.
+    pub fn requests_min(self) -> usize {
+        match self {
+            Self::Mean => 2,
+            Self::Percentile(percent) => stats::values_min(percent),
+        }
+    }
 }
 
 /// A figure in both runs.
@@ -93,11 +102,8 @@ pub fn compare(
         }
     }
     let difference = |i: usize| {
-        let enough = match stats[i] {
-            Stat::Mean => n >= 2,
-            Stat::Percentile(percent) => n as f64 * (100.0 - percent) / 100.0 >= TAIL_MIN,
-        };
-        enough.then(|| Difference::new(base_figures[i], new_figures[i], &mut changes[i]))
+        (n >= stats[i].requests_min())
+            .then(|| Difference::new(base_figures[i], new_figures[i], &mut changes[i]))
     };
     (0..stats.len()).map(difference).collect()
 }

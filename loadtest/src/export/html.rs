@@ -41,6 +41,7 @@ fn head(report: &Report, title: &str, out: &mut String) -> std::fmt::Result {
     let (class, word) = match report.verdict.status {
         Status::Valid => ("good", "valid"),
         Status::Invalid => ("bad", "invalid"),
+        Status::Warm => ("warn", "warm"),
         Status::Failed => ("bad", "failed"),
         Status::Interrupted => ("warn", "interrupted"),
     };

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use crate::{
     report::{Report, Status},
-    stats::Summary,
+    stats::{self, Summary},
 };
 
 /// Renders `report` as lines of plain text; times are in milliseconds.
@@ -52,6 +52,7 @@ fn write(report: &Report, out: &mut String) -> std::fmt::Result {
     let word = match report.verdict.status {
         Status::Valid => "valid",
         Status::Invalid => "INVALID",
+        Status::Warm => "WARM",
         Status::Failed => "FAILED",
         Status::Interrupted => "interrupted",
     };
@@ -82,7 +83,16 @@ fn latencies(report: &Report, out: &mut String) -> std::fmt::Result {
         }
         writeln!(out)?;
     }
-    writeln!(out, "(response: from when a request was due; service: from when it was sent)")
+    writeln!(out, "(response: from when a request was due; service: from when it was sent)")?;
+    let answers = report.response.ttft.map_or(0, |ttft| ttft.n);
+    let needed = stats::values_min(99.0) as u64;
+    if answers < needed {
+        writeln!(
+            out,
+            "(p99 of {answers} answers is little more than the slowest: it takes {needed} to compare it)"
+        )?;
+    }
+    Ok(())
 }
 
 fn goodput(report: &Report, out: &mut String) -> std::fmt::Result {

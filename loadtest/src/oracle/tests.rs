@@ -44,6 +44,15 @@ fn a_prefix_that_ends_inside_a_block_is_reused_and_one_request_s_own_blocks_are_
     assert_eq!(oracle.seen.len(), 2);
 }
 
+#[test]
+fn what_a_server_has_said_can_be_reused_by_the_next_turn() {
+    let mut oracle = Oracle::new(16, Some(100));
+    oracle.ask(prompt(&[(0, 16), (1, 16)]));
+    oracle.hold(prompt(&[(0, 16), (1, 16), (2, 16)]));
+    let next = [(0, 16), (1, 16), (2, 16), (3, 16)];
+    assert_eq!(oracle.ask(prompt(&next)), Reusable { unbounded: 48, pooled: Some(48) });
+}
+
 /// The same cache with nothing clever: newest first.
 struct NaiveLru {
     blocks: Vec<BlockHash>,

@@ -8,7 +8,6 @@ use crate::{
         page,
         svg::{Axis, AxisScale, Line, Plot, escape, short},
     },
-    report::Status,
     stats::Summary,
 };
 
@@ -46,6 +45,7 @@ fn write(report: &SweepReport, about: &str, out: &mut String) -> std::fmt::Resul
         "p99",
         "E2E p99",
         "goodput",
+        "cached",
         "",
     ];
     page::table(&heads, report.points.iter().map(cells), out)?;
@@ -141,13 +141,15 @@ fn cells(point: &Point) -> Vec<String> {
         ms(point.tpot, |s| s.p99),
         ms(point.e2e, |s| s.p99),
         point.goodput.map_or_else(|| "-".into(), |share| format!("{:.1} %", share * 100.0)),
-        if point.status == Status::Valid { String::new() } else { "not valid".into() },
+        point.cached.map_or_else(|| "-".into(), |share| format!("{:.1} %", share * 100.0)),
+        point.remark().trim().into(),
     ]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::Status;
 
     #[test]
     fn a_line_for_each_length_and_a_row_for_each_run() {
@@ -168,6 +170,8 @@ mod tests {
             tpot: Some(summary),
             e2e: Some(summary),
             goodput: None,
+            cached: Some(0.25),
+            possible: None,
         };
         let points = vec![point(1, 2.0, "64"), point(2, 1.0, "64"), point(3, 1.0, "<b>")];
         let page = render(&SweepReport { format: String::new(), points }, "a & b");

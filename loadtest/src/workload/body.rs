@@ -13,12 +13,16 @@ use crate::workload::{Ask, conversation::History, prompt::PromptText, texts::Utt
 #[serde(rename_all = "lowercase")]
 pub enum Endpoint {
     /// `/v1/chat/completions`, the prompt as one user message.
+    #[value(alias = "/v1/chat/completions")]
     Chat,
     /// `/v1/completions`, the prompt as it is.
+    #[value(alias = "/v1/completions")]
     Completions,
     /// `/v1/responses`, the prompt as one user message.
+    #[value(alias = "/v1/responses")]
     Responses,
     /// `/v1/messages`, the prompt as one user message.
+    #[value(alias = "/v1/messages")]
     Messages,
 }
 
@@ -97,7 +101,7 @@ pub struct Bodies {
 }
 
 impl Bodies {
-    /// Bodies for `model` at `endpoint`.
+    /// Bodies for `model` at `endpoint`, in words that `seed` decides.
     pub fn new(endpoint: Endpoint, model: &str, ignore_eos: bool, seed: u64, bytes_per_token: f64) -> Self {
         let raw = |json: &str| RawValue::from_string(json.into()).unwrap_or_default();
         let mut fields = Fields::from([("temperature".into(), raw("0"))]);

@@ -4,6 +4,8 @@
 //!
 //! A block's text is a space, a word that spells the id, and words drawn from a generator seeded by both.
 
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+
 use crate::random::splitmix;
 
 /// 128 common words, so that seven random bits choose one.
@@ -24,10 +26,44 @@ const WORDS: [&str; 128] = [
 /// Letters that spell 32 bits: 26^7 > 2^32.
 const HEAD_LETTERS: usize = 7;
 
+/// What decides the words of a run's prompts, beside the blocks they stand for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TextSeed {
+    /// The seed itself; 0 leaves a file's prompts as they are.
+    pub seed: u64,
+    /// `true`: the user's own, so that other runs may have sent the same words before.
+    pub chosen: bool,
+}
+
 /// The text of all blocks for one seed.
 #[derive(Debug, Clone, Copy)]
 pub struct PromptText {
     seed: u64,
+}
+
+impl TextSeed {
+    /// The user's own.
+    pub fn chosen(seed: u64) -> Self {
+        Self { seed, chosen: true }
+    }
+
+    /// One that no other run has: 1 to 2^32, drawn from what the system gives each process's hash tables.
+    pub fn drawn() -> Self {
+        let bits = RandomState::new().build_hasher().finish();
+        Self { seed: 1 + (bits >> 32), chosen: false }
+    }
+
+    /// What a file's prompts begin with, so that no cache holds them from a run with another seed: a word of
+    /// seven letters and a space. Empty for 0.
+    pub fn mark(self) -> String {
+        if self.seed == 0 {
+            return String::new();
+        }
+        let mut word = Vec::new();
+        PromptText::new(self.seed).append(0, 1 + HEAD_LETTERS, &mut word);
+        // Letters and spaces are ASCII.
+        word.iter().skip(1).map(|&letter| char::from(letter)).chain([' ']).collect()
+    }
 }
 
 impl PromptText {
@@ -88,6 +124,15 @@ mod tests {
         let mut out = b"x".to_vec();
         PromptText::new(seed).append(id, bytes, &mut out);
         String::from_utf8(out.split_off(1)).unwrap()
+    }
+
+    #[test]
+    fn each_run_draws_words_of_its_own_and_a_chosen_seed_gives_its_own_again() {
+        let drawn: HashSet<u64> = (0..100).map(|_| TextSeed::drawn().seed).collect();
+        assert_eq!((drawn.len(), drawn.contains(&0)), (100, false));
+        let mark = |seed| TextSeed::chosen(seed).mark();
+        assert_eq!((mark(0), mark(7) == mark(7), mark(7) == mark(8)), (String::new(), true, false));
+        assert!(mark(7).len() == 8 && mark(7).ends_with(' '), "{}", mark(7));
     }
 
     #[test]

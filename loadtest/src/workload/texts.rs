@@ -148,6 +148,22 @@ impl Texts {
 }
 
 impl Texts {
+    /// The same, each conversation's first words behind `mark`, which is letters and spaces. Messages without
+    /// a text stay as they are.
+    #[must_use]
+    pub fn marked(mut self, mark: &str) -> Self {
+        for first in self.conversations.iter_mut().filter_map(|turns| turns.first_mut()) {
+            first.said = match &first.said {
+                Utterance::Text(text) => Utterance::Text(format!("{mark}{text}").into()),
+                Utterance::Messages(list) => match marked_messages(list, mark) {
+                    Some(marked) => Utterance::Messages(marked.into()),
+                    None => continue,
+                },
+            };
+        }
+        self
+    }
+
     /// Whether no conversation has a second turn.
     pub fn is_single_turn(&self) -> bool {
         self.conversations.iter().all(|turns| turns.len() == 1)
@@ -173,6 +189,38 @@ fn read(path: &Path) -> Result<String, TextError> {
         return Err(TextError::Content { path: path.into(), place: String::new(), reason });
     }
     Ok(text)
+}
+
+/// A message as far as its text.
+#[derive(Deserialize)]
+struct Message<'a> {
+    #[serde(borrow)]
+    content: Option<&'a RawValue>,
+}
+
+/// A part of a message's content, as far as its text.
+#[derive(Deserialize)]
+struct Part<'a> {
+    #[serde(borrow)]
+    text: Option<&'a RawValue>,
+}
+
+/// The messages with `mark` in front of their first text; `None` if they have none. All other bytes stay.
+fn marked_messages(list: &RawValue, mark: &str) -> Option<Box<RawValue>> {
+    let json = list.get();
+    let messages: Vec<Message<'_>> = serde_json::from_str(json).ok()?;
+    let text = messages.iter().find_map(|message| {
+        let content = message.content?.get();
+        if content.starts_with('"') {
+            return Some(content);
+        }
+        let parts: Vec<Part<'_>> = serde_json::from_str(content).ok()?;
+        parts.iter().find_map(|part| part.text.map(RawValue::get).filter(|text| text.starts_with('"')))
+    })?;
+    // The text lies within the list, behind its quote.
+    let begin = text.as_ptr().addr() - json.as_ptr().addr() + 1;
+    let (before, behind) = json.split_at_checked(begin)?;
+    RawValue::from_string(format!("{before}{mark}{behind}")).ok()
 }
 
 /// Each human turn with the answer behind it.
@@ -241,6 +289,47 @@ mod tests {
             let error = Texts::lines(file(bad).path()).unwrap_err().to_string();
             assert!(error.contains(want), "{error}");
         }
+    }
+
+    #[test]
+    fn a_mark_stands_before_the_first_text_and_nothing_else_changes() {
+        let text = concat!(
+            r#"{"prompt": "a"}"#,
+            "\n",
+            r#"{"messages": [{"role":"system","content":""}, {"content":"b"}]}"#,
+            "\n",
+            r#"{"messages": [{"content": null}, {"content":[{"type":"image_url"},{"type":"text", "text":"c"}]}]}"#,
+            "\n",
+            r#"{"messages": [{"content": 7}]}"#,
+        );
+        let plain = Texts::lines(file(text).path()).unwrap();
+        let said = |texts: &Texts| -> Vec<String> {
+            let first = texts.conversations.iter().map(|turns| match &turns[0].said {
+                Utterance::Text(text) => text.to_string(),
+                Utterance::Messages(list) => list.get().to_owned(),
+            });
+            first.collect()
+        };
+        assert_eq!(said(&plain.clone().marked("")), said(&plain));
+        let marked = said(&plain.marked("word "));
+        assert_eq!(marked[0], "word a");
+        assert_eq!(marked[1], r#"[{"role":"system","content":"word "}, {"content":"b"}]"#);
+        assert_eq!(
+            marked[2],
+            r#"[{"content": null}, {"content":[{"type":"image_url"},{"type":"text", "text":"word c"}]}]"#
+        );
+        assert_eq!(marked[3], r#"[{"content": 7}]"#);
+    }
+
+    #[test]
+    fn a_conversation_is_marked_once() {
+        let turn = || Turn { said: Utterance::Text("x".into()), answer: Answer::Open };
+        let texts = Texts { conversations: vec![vec![turn(), turn()]], hash: 0 }.marked("word ");
+        let said = |i: usize| match &texts.conversations[0][i].said {
+            Utterance::Text(text) => text.to_string(),
+            Utterance::Messages(_) => unreachable!(),
+        };
+        assert_eq!((said(0), said(1)), ("word x".into(), "x".into()));
     }
 
     #[test]

@@ -73,9 +73,10 @@ fn sharegpt_and_lines_of_one_s_own() {
     ]}]);
     fs::write(&path, talk.to_string()).unwrap();
     let file = path.to_str().unwrap();
-    let (_, report) = run(&server, &format!("--workload sharegpt --file {file} --concurrency 1"));
+    let (_, report) =
+        run(&server, &format!("--workload sharegpt --file {file} --concurrency 1 --text-seed 0"));
     assert_eq!(report["requests"]["ok"], 2);
-    run(&server, &format!("--workload sharegpt --file {file} --concurrency 1 --turns 1"));
+    run(&server, &format!("--workload sharegpt --file {file} --concurrency 1 --turns 1 --text-seed 0"));
     {
         let bodies = server.bodies.lock().unwrap();
         assert_eq!(bodies.len(), 3);
@@ -89,7 +90,8 @@ fn sharegpt_and_lines_of_one_s_own() {
 
     let lines = "{\"messages\": [{\"role\": \"system\", \"content\": \"s\"}], \"max_tokens\": 3}\n{\"prompt\": \"p\"}\n";
     fs::write(&path, lines).unwrap();
-    let (_, report) = run(&server, &format!("--workload custom --file {file} --rate 100 --osl 5"));
+    let (_, report) =
+        run(&server, &format!("--workload custom --file {file} --rate 100 --osl 5 --text-seed 0"));
     assert_eq!(report["requests"]["ok"], 2);
     let bodies = server.bodies.lock().unwrap();
     let mut sent: Vec<_> = bodies[3..]

@@ -156,7 +156,9 @@ fn equal_seeds_send_equal_bytes_whatever_the_threads_and_the_pace() {
     let hash = |line: &str| {
         let run = run(
             &server,
-            &format!("--workload shared-prefix --prefix-len 50 --isl exp(30) --osl 2 --requests 40 {line}"),
+            &format!(
+                "--workload shared-prefix --prefix-len 50 --isl exp(30) --osl 2 --requests 40 --text-seed 5 {line}"
+            ),
         );
         assert_measured(&run);
         run.report["workload"]["body_hash"].as_str().unwrap().to_owned()
@@ -202,7 +204,7 @@ fn comparisons() {
         text.contains("request by request") && !text.contains("WORSE") && !text.contains("better "),
         "{text}"
     );
-    assert!(text.contains("too few requests"), "{text}");
+    assert!(text.contains("needs 500 requests a side"), "{text}");
 
     // Everything takes a fifth longer: the report's own samples, with each time stretched.
     let mut slow = run(&server, line);
@@ -223,10 +225,70 @@ fn comparisons() {
     assert_eq!(code, 2);
     assert!(text.contains("different workloads (concurrency: 2 and 3)"), "{text}");
     assert!([0, 3].contains(&compare(&a, &other, &["--force"]).0));
-    for (gate, want) in [("ttft.p98>+5%", "no such figure"), ("ttft.p99>+5%", "too short")] {
+    for (gate, want) in
+        [("ttft.p98>+5%", "no such figure"), ("ttft.p99>+5%", "ttft.p99 needs 500 requests a side")]
+    {
         let (code, text) = compare(&a, &a, &["--fail-on", gate]);
         assert!(code == 2 && text.contains(want), "{text}");
     }
+}
+
+#[test]
+fn each_run_has_prompts_of_its_own_and_runs_of_one_seed_are_compared_request_by_request() {
+    let server = FakeServer::start(|_| Script::Good);
+    let line = "--concurrency 2 --requests 60 --isl uniform(40,80) --osl 4";
+    let (a, b) = (run(&server, line), run(&server, line));
+    for run in [&a, &b] {
+        assert_measured(run);
+        assert!(number(&run.report["cache"], "achieved") < 0.2, "{}", run.report["cache"]);
+    }
+    assert_ne!(a.report["workload"]["body_hash"], b.report["workload"]["body_hash"]);
+    assert_ne!(a.report["config"]["text_seed"], b.report["config"]["text_seed"]);
+    assert_eq!(a.report["workload"]["prompt_tokens"], b.report["workload"]["prompt_tokens"]);
+    let (_, text) = compare(&a, &b, &[]);
+    assert!(text.contains("request by request") && !text.contains("warm"), "{text}");
+}
+
+#[test]
+fn a_run_that_finds_its_prompts_in_caches_is_warm_and_no_comparison_believes_it() {
+    let server = FakeServer::start(|_| Script::Good);
+    let line = "--concurrency 2 --requests 60 --isl 64 --osl 4 --text-seed 5";
+    let (cold, warm) = (run(&server, line), run(&server, line));
+    assert_measured(&cold);
+    let late = |run: &Run| run.report["verdict"]["status"] == "invalid";
+    if !late(&warm) {
+        assert_eq!(warm.report["verdict"]["status"], "warm");
+        let reason = warm.report["verdict"]["reason"].as_str().unwrap();
+        assert!(reason.contains("beyond what this run can have left there"), "{reason}");
+        assert_eq!(warm.output.status.code(), Some(0), "its words were chosen");
+        let (code, text) = compare(&cold, &warm, &["--fail-on", "ttft.p50>+5000%"]);
+        assert!(code == 3 && text.contains("WARNING    the new run is warm"), "{text}");
+    }
+    // What was said of a server in an older report is seen in its figures.
+    let mut old = run(&server, line);
+    if !late(&old) {
+        old.report["verdict"]["status"] = "valid".into();
+        fs::write(old.path(), old.report.to_string()).unwrap();
+        assert!(compare(&cold, &old, &[]).1.contains("the new run is warm"));
+    }
+}
+
+#[test]
+fn a_file_s_prompts_are_new_ones_unless_they_shall_stay_as_they_are() {
+    let server = FakeServer::start(|_| Script::Good);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("own.jsonl");
+    fs::write(&file, format!("{{\"prompt\": \"{}\"}}\n", "what one asks ".repeat(10))).unwrap();
+    let line = format!("--workload custom --file {} --osl 2 --concurrency 1", file.display());
+    let sent = |extra: &str| {
+        assert_measured(&run(&server, &format!("{line} {extra}")));
+        let bodies = server.bodies.lock().unwrap();
+        bodies.last().unwrap()["messages"][0]["content"].as_str().unwrap().to_owned()
+    };
+    let (first, second, as_it_is) = (sent(""), sent(""), sent("--text-seed 0"));
+    assert_eq!((&first[8..], &second[8..], as_it_is.as_str()), (&*as_it_is, &*as_it_is, &*as_it_is));
+    assert_ne!(first[..8], second[..8]);
+    assert_eq!(sent("--text-seed 9"), sent("--text-seed 9"));
 }
 
 #[test]

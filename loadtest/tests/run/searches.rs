@@ -74,6 +74,24 @@ fn a_search_goes_down_ends_early_and_says_when_no_load_will_do() {
 }
 
 #[test]
+fn no_point_of_a_sweep_finds_the_prompts_of_another_not_even_with_words_that_were_chosen() {
+    let server = FakeServer::start(|_| Script::Good);
+    for words in ["", " --text-seed 5"] {
+        let dir = tempfile::tempdir().unwrap();
+        let line = format!("--concurrencies 1,2,3 --requests 20{words}");
+        let output = tool(&server, "sweep", &line, dir.path());
+        assert!([Some(0), Some(3)].contains(&output.status.code()), "{output:?}");
+        let report = json(&dir.path().join("sweep.json"));
+        for point in report["points"].as_array().unwrap() {
+            assert_ne!(point["status"], "warm", "{point}");
+            assert!(point["cached"].as_f64().unwrap() < 0.2, "{point}");
+        }
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.lines().next().unwrap().trim_end().ends_with("cached"), "{text}");
+    }
+}
+
+#[test]
 fn a_search_says_what_it_needs() {
     let server = FakeServer::start(|_| Script::Good);
     let dir = tempfile::tempdir().unwrap();

@@ -69,7 +69,7 @@ one() { # API FIRST KEY
     local requests=${REQUESTS:-250}
     "$BIN_DIR/keyway-loadtest" run --url "$url" --model mock --endpoint "$api" --workload shared-prefix --prefix-groups 24 \
         --prefix-len 800 --isl 'uniform(200,2400)' --osl 8 --rate "${RATE:-5}" --arrival constant --requests "$requests" \
-        --warmup $((requests / 10)) --seed 7 --bytes-per-token 4 --ui none -o "$log.out" >"$log.run" 2>&1 ||
+        --warmup $((requests / 10)) --seed 7 --text-seed 7 --bytes-per-token 4 --ui none -o "$log.out" >"$log.run" 2>&1 ||
         # 3: requests were sent late. On a busy machine they are; times count from when they were sent.
         [[ $? == 3 ]] || { cat "$log.run" >&2 && exit 1; }
     curl -s "$admin/metrics" >"$log.metrics"

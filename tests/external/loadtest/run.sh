@@ -9,7 +9,7 @@ OHA=1.16.0
 
 usage() {
     cat <<'EOF_USAGE'
-Usage: tests/external/loadtest/run.sh [counts] [speed] [streams] [stall] [knee] [repeat]      (all by default)
+Usage: tests/external/loadtest/run.sh [counts] [speed] [streams] [stall] [knee] [repeat] [twice]      (all by default)
 
   counts   AIPerf and GuideLLM run without an error and agree with the mock on requests and tokens
   speed    requests and events a second on one core against an instant mock on another, and CPU of each client
@@ -17,6 +17,8 @@ Usage: tests/external/loadtest/run.sh [counts] [speed] [streams] [stall] [knee] 
   stall    a server that stalls for 2 s under a fixed rate: keyway-loadtest and oha must see the same
   knee     search finds the capacity of a queue whose knee theory gives
   repeat   a run compared with itself, with another seed, and with a server 5 % slower
+  twice    the same command 21 times at one server that keeps its caches, each compared with the one before;
+           a sweep twice; then the server 5 % slower
 
 Environment (defaults):
   BIN_DIR   built here      folder with keyway-loadtest and examples/queue_server (release builds)
@@ -32,12 +34,12 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 here=$root/tests/external/loadtest
 for word in "$@"; do
     case $word in
-        counts | speed | streams | stall | knee | repeat) ;;
+        counts | speed | streams | stall | knee | repeat | twice) ;;
         -h | --help) usage && exit 0 ;;
         *) usage >&2 && exit 2 ;;
     esac
 done
-parts=${*:-counts speed streams stall knee repeat}
+parts=${*:-counts speed streams stall knee repeat twice}
 peers=${PEERS-oha aiohttp aiperf}
 if [[ -z ${SCRATCH:-} ]]; then
     SCRATCH=$(mktemp -d)
@@ -277,6 +279,43 @@ print(sum(r["verdict"] in ("better", "worse") for r in json.load(sys.stdin)["row
     bar "another seed differs in nothing" "$([[ $slower == 0 ]] && echo 1 || echo 0)" "$slower figures differ"
     slower=$("${compare[@]}" "$SCRATCH/repeat-one" "$SCRATCH/repeat-slow" | count worse)
     bar "a server 5 % slower is found" "$(at_least "$slower" 1)" "$slower figures worse"
+}
+
+# The server and its caches stay from one run to the next, as an engine's do.
+twice() {
+    local i false_verdicts=0 warm=0 found cached
+    local run=(run --isl 512 --osl 32 --rate 20 --duration 12s --bytes-per-token 4 --ui none)
+    mock 0 --profile h100-8b --time-scale 1 --threads 1
+    one() { timed "twice-$1" "$tester" "${run[@]}" --url "$url" -o "$SCRATCH/twice-$1"; }
+    differ() {
+        "$tester" compare --json "$SCRATCH/twice-$1" "$SCRATCH/twice-$2" | python3 -c 'import json,sys
+told = json.load(sys.stdin)
+print(sum(row["verdict"] in sys.argv[1:] for row in told["rows"]))' "${@:3}"
+    }
+    for i in $(seq 0 20); do
+        one "$i"
+        [[ $(field "$SCRATCH/twice-$i/run.json" verdict.status) == warm ]] && warm=$((warm + 1))
+        if ((i)); then
+            [[ $(differ $((i - 1)) "$i" better worse) == 0 ]] || false_verdicts=$((false_verdicts + 1))
+        fi
+    done
+    bar "no run finds another's prompts in a cache" "$([[ $warm == 0 ]] && echo 1 || echo 0)" "$warm of 21 warm"
+    bar "the same command twice differs in nothing, 20 times" "$([[ $false_verdicts == 0 ]] && echo 1 || echo 0)" \
+        "$false_verdicts false verdicts"
+    for i in 1 2; do
+        timed "twice-sweep-$i" "$tester" sweep --url "$url" --isl 512 --osl 32 --rates 4,8,16 --requests 40 \
+            --bytes-per-token 4 --ui none -o "$SCRATCH/twice-sweep-$i"
+    done
+    cached=$(python3 -c 'import json,sys
+print(max(point["cached"] for path in sys.argv[1:] for point in json.load(open(path))["points"]))' \
+        "$SCRATCH"/twice-sweep-{1,2}/sweep.json)
+    bar "no point of two sweeps finds another's prompts in a cache" \
+        "$(awk -v c="$cached" 'BEGIN { print (c < 0.02) ? 1 : 0 }')" "at most $cached of the prompt tokens cached"
+    curl -s -o "$SCRATCH/fault.txt" -d 'slow=1.05' "$url/mock/faults"
+    one slow
+    found=$(differ 20 slow worse)
+    bar "the server 5 % slower is found" "$(at_least "$found" 1)" "$found figures worse"
+    stop
 }
 
 for part in $parts; do $part; done
