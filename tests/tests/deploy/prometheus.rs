@@ -273,6 +273,15 @@ fn files() -> BTreeMap<String, String> {
     found
 }
 
+/// A dashboard's query with every choice at "All".
+fn filled_in(promql: &str) -> String {
+    let asked = ["$job", "$instance", "$model", "$worker"]
+        .iter()
+        .fold(promql.replace("$__rate_interval", "1m"), |asked, choice| asked.replace(choice, ".*"));
+    assert!(!asked.contains('$'), "{asked}");
+    asked
+}
+
 /// What dashboards ask: each is a vector, and one with samples unless it is about what did not happen here.
 async fn every_query_is_answered(at: SocketAddr, declared: &BTreeSet<String>) {
     let mut empty = Vec::new();
@@ -297,12 +306,7 @@ async fn every_query_is_answered(at: SocketAddr, declared: &BTreeSet<String>) {
             assert!(panel["description"].as_str().is_some_and(|text| text.len() > 5), "{name}: {title}");
             for target in panel["targets"].as_array().unwrap() {
                 let promql = target["expr"].as_str().unwrap();
-                let asked = promql
-                    .replace("$__rate_interval", "1m")
-                    .replace("$job", ".*")
-                    .replace("$model", ".*")
-                    .replace("$worker", ".*");
-                assert!(!asked.contains('$'), "{name}: {title}: {asked}");
+                let asked = filled_in(promql);
                 let data = query(at, &asked).await;
                 assert_eq!(data["resultType"], "vector", "{asked}");
                 let quiet = names_in(promql).iter().any(|metric| SILENT.contains(&metric.as_str()));
@@ -310,6 +314,10 @@ async fn every_query_is_answered(at: SocketAddr, declared: &BTreeSet<String>) {
                     empty.push(format!("{name}: {title}: {asked}"));
                 }
             }
+        }
+        // What marks the plots; most of it has not happened here.
+        for mark in dashboard["annotations"]["list"].as_array().unwrap() {
+            query(at, &filled_in(mark["expr"].as_str().unwrap())).await;
         }
         assert!(names_in(&dashboard.to_string()).iter().any(|metric| declared.contains(metric)));
     }
