@@ -8,6 +8,7 @@
 )]
 
 mod chart;
+mod compose;
 mod discovery;
 mod external_scaler;
 mod first_worker;
