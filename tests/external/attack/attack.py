@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""All attackers of `attackers.py` at once beside honest load. Honest clients are measured without and with them; the gateway's memory
-is held against the formula in README.md, and at the end every gauge must read 0 again.
+"""All attackers of `attackers.py` at once beside honest load, in rounds: attackers stand still for a while, then they go on. Honest
+clients are measured in both, so that what else happens on the machine is in both. The gateway's memory is held against the formula in
+README.md, and at the end every gauge must read 0 again.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import multiprocessing
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,8 +26,8 @@ INDEX_MIB, BODIES_MIB = 64, 256
 # What the gateway takes beside its budgets: itself, and each connection.
 ITSELF_MIB, CONNECTION_KIB = 160, 64
 SLOWER = 1.5
-# Each sends other prompts: what one has left in the workers' caches must not help the next.
-PHASES = ("first", "calm", "beside")
+# At the start of each half of a round, which no figure counts: attackers whose connections have ended begin anew.
+WARM_UP_SECONDS = 5
 GAUGES = ("in_flight", "arriving", "connections", "body_memory_bytes")
 
 
@@ -71,11 +73,11 @@ class Watch:
         self.connections = max(self.connections, gauge(page, "connections"))
 
 
-def honest(args, seconds, port, key_file, folder, watch):
-    """A run of the load tester; its figures."""
+def honest(args, seconds, port, key_file, folder, watch=None):
+    """Load for so long; the times of its good answers to the first token and to the end, in milliseconds, and how many failed."""
     command = [args.bins / "keyway-loadtest", "run", "--url", f"http://127.0.0.1:{port}", "--workload", "shared-prefix", "--prefix-len", "1024",
-               "--isl", "128", "--osl", "32", "--rate", str(args.rate), "--duration", f"{seconds}s", "--warmup", "5s",
-               "--api-key-file", key_file, "--seed", str(PHASES.index(folder.name)), "--ui", "none", "-o", folder]
+               "--isl", "128", "--osl", "32", "--rate", str(args.rate), "--duration", f"{seconds}s", "--warmup", f"{WARM_UP_SECONDS}s",
+               "--api-key-file", key_file, "--records", "--ui", "none", "-o", folder]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     while process.poll() is None:
         time.sleep(1)
@@ -83,15 +85,55 @@ def honest(args, seconds, port, key_file, folder, watch):
             watch.look()
     if process.returncode:
         print(process.stderr.read().decode(), file=sys.stderr)
-    result = json.loads(next(folder.rglob("run.json")).read_text(encoding="utf-8"))
-    return result["response"], result["requests"]
+    found = Found()
+    for line in (folder / "requests.jsonl").read_text(encoding="utf-8").splitlines():
+        found.add(json.loads(line))
+    return found
+
+
+class Found:
+    """What honest clients have met."""
+
+    def __init__(self):
+        self.ttft, self.whole, self.failed = [], [], 0
+
+    def add(self, record):
+        if record["outcome"] != "ok":
+            self.failed += 1
+        elif not record["warmup"]:
+            self.ttft.append(record["first_ms"] - record["intended_ms"])
+            self.whole.append(record["end_ms"] - record["intended_ms"])
+
+    def __iadd__(self, other):
+        self.ttft += other.ttft
+        self.whole += other.whole
+        self.failed += other.failed
+        return self
+
+
+def percentile(values, percent):
+    """By nearest rank."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
+
+
+def stolen():
+    """Seconds of the cores that the machine's host has given to others."""
+    return int(pathlib.Path("/proc/stat").read_text(encoding="utf-8").split()[8]) / os.sysconf("SC_CLK_TCK")
+
+
+def tell(processes, number):
+    """Sends a signal to attackers that are there."""
+    for process in processes:
+        if process.is_alive():
+            os.kill(process.pid, number)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bins", type=pathlib.Path, required=True)
-    parser.add_argument("--seconds", type=int, default=1800, help="of the measurement with attackers (1800)")
-    parser.add_argument("--calm-seconds", type=int, help="of the one without (as many, at most 300)")
+    parser.add_argument("--seconds", type=int, default=1800, help="with attackers, all rounds together (1800)")
+    parser.add_argument("--rounds", type=int, default=6, help="how often attackers stand still, for a third of their time (6)")
     parser.add_argument("--rate", type=float, default=40, help="honest requests a second (40)")
     parser.add_argument("--port", type=int, default=18700)
     parser.add_argument("--without", default="", help="attackers to leave out, by name")
@@ -126,16 +168,24 @@ def main():
     try:
         ready(admin)
         # First without being measured: what the gateway learns of its workers it has learned then.
-        honest(args, 5, port, folder / "key", folder / "first", None)
-        calm_seconds = args.calm_seconds or min(args.seconds, 300)
-        calm, calm_requests = honest(args, calm_seconds, port, folder / "key", folder / "calm", None)
-        watch = Watch(gateway.pid, admin)
+        honest(args, 10, port, folder / "key", folder / "first")
+        watch, calm, beside, rounds = Watch(gateway.pid, admin), Found(), Found(), []
         for attacker, *what in all_attackers:
             if attacker.__name__ not in args.without.split(","):
                 running.append(multiprocessing.Process(target=attacked, args=(attacker, *what), daemon=True))
                 running[-1].start()
-        time.sleep(5)
-        beside, requests = honest(args, args.seconds, port, folder / "key", folder / "beside", watch)
+        for number in range(args.rounds):
+            seconds = args.seconds // args.rounds
+            tell(running, signal.SIGSTOP)
+            times = [stolen()]
+            without = honest(args, max(seconds // 3, 2 * WARM_UP_SECONDS), port, folder / "key", folder / f"calm-{number}", watch)
+            times.append(stolen())
+            tell(running, signal.SIGCONT)
+            with_them = honest(args, seconds, port, folder / "key", folder / f"beside-{number}", watch)
+            times.append(stolen())
+            rounds.append((percentile(without.ttft, 99), percentile(with_them.ttft, 99), times[1] - times[0], times[2] - times[1]))
+            calm += without
+            beside += with_them
         for process in running:
             process.kill()
         for _ in range(40):
@@ -145,7 +195,7 @@ def main():
             left = {name: gauge(page, name) for name in GAUGES if gauge(page, name) > 2 * (name == "connections")}
             if not left:
                 break
-        sys.exit(report(args, (calm, calm_requests), (beside, requests), watch, left))
+        sys.exit(report(args, calm, beside, rounds, watch, left))
     finally:
         for process in running:
             process.kill()
@@ -160,19 +210,22 @@ def attacked(attacker, *what):
     attacker(*what)
 
 
-def report(args, calm, beside, watch, left):
+def report(args, calm, beside, rounds, watch, left):
     bound = ITSELF_MIB + INDEX_MIB + BODIES_MIB + watch.connections * CONNECTION_KIB / 1024
-    print(f"{args.seconds} s with attackers, {args.rate} honest requests a second\n")
+    print(f"{args.seconds} s with attackers in {args.rounds} rounds, {args.rate} honest requests a second\n")
     print("| | honest requests | failed | TTFT p50 ms | TTFT p99 ms | whole p99 ms |\n|---|---|---|---|---|---|")
-    for name, (response, requests) in (("without attackers", calm), ("with all of them", beside)):
-        ms = lambda figure, point: f"{response[figure][point]:.1f}"
-        print(f"| {name} | {requests['sent']} | {requests['failed']} | {ms('ttft', 'p50')} | {ms('ttft', 'p99')} | {ms('e2e', 'p99')} |")
-    ratios = {figure: beside[0][figure]["p99"] / calm[0][figure]["p99"] for figure in ("ttft", "e2e")}
-    print(f"\np99 with over without: TTFT {ratios['ttft']:.2f}, whole {ratios['e2e']:.2f} (bound {SLOWER})")
+    for name, found in (("attackers stand still", calm), ("all of them go on", beside)):
+        cells = [f"{percentile(found.ttft, 50):.1f}", f"{percentile(found.ttft, 99):.1f}", f"{percentile(found.whole, 99):.1f}"]
+        print(f"| {name} | {len(found.ttft) + found.failed} | {found.failed} | {' | '.join(cells)} |")
+    print("\n| round | TTFT p99 ms, without | with | times | core seconds that the host took, without | with |\n|---|---|---|---|---|---|")
+    for number, (without, with_them, *taken) in enumerate(rounds):
+        print(f"| {number + 1} | {without:.1f} | {with_them:.1f} | {with_them / without:.2f} | {taken[0]:.1f} | {taken[1]:.1f} |")
+    ratios = [percentile(getattr(beside, figure), 99) / percentile(getattr(calm, figure), 99) for figure in ("ttft", "whole")]
+    print(f"\np99 with over without: TTFT {ratios[0]:.2f}, whole {ratios[1]:.2f} (bound {SLOWER})")
     print(f"memory: at most {watch.memory_mib:.0f} MiB, bound {bound:.0f} (at most {watch.connections:.0f} connections)")
     print(f"/livez and /metrics together: at most {1000 * watch.slow:.0f} ms")
     print(f"left at the end: {left or 'nothing'}")
-    good = not beside[1]["failed"] and max(ratios.values()) <= SLOWER and watch.memory_mib <= bound and not left
+    good = not calm.failed and not beside.failed and max(ratios) <= SLOWER and watch.memory_mib <= bound and not left
     print("held" if good else "NOT HELD")
     return 0 if good else 1
 

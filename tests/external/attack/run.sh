@@ -6,7 +6,8 @@ usage() {
     cat <<'EOF_USAGE'
 Usage: tests/external/attack/run.sh [arguments of attack.py]
 
-  --seconds 1800           of the measurement with attackers; without them as many, at most 300
+  --seconds 1800           with attackers, all rounds together; while they stand still a third of that
+  --rounds 6               how often they stand still
   --rate 40                honest requests a second
   --without floods,idle    attackers to leave out, by the names of attackers.py
 
