@@ -2,10 +2,10 @@
 //! leftovers, `unsafe` only where it belongs and explained. Function length and the rest are clippy's.
 #![allow(clippy::expect_used, reason = "helpers of tests fail the test by panicking")]
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use keyway_tests::bins::workspace_root;
+use keyway_tests::sources;
 
 /// Lines a file may have without its tests.
 const FILE_LINES_MAX: usize = 500;
@@ -55,27 +55,9 @@ impl Text {
 }
 
 fn files() -> Vec<Text> {
-    let root = workspace_root();
-    let mut found = Vec::new();
-    collect(&root, &root, &mut found);
-    found.sort_by(|a, b| a.path.cmp(&b.path));
+    let found = sources::texts(&TEXT);
     assert!(found.len() > 50, "the repository is found");
-    found
-}
-
-fn collect(root: &Path, dir: &Path, found: &mut Vec<Text>) {
-    for entry in fs::read_dir(dir).expect("a readable folder") {
-        let path: PathBuf = entry.expect("an entry").path();
-        let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-        if path.is_dir() {
-            if !["target", ".git", ".venv", ".cuda", "__pycache__"].contains(&name) {
-                collect(root, &path, found);
-            }
-        } else if path.extension().and_then(|e| e.to_str()).is_some_and(|e| TEXT.contains(&e)) {
-            let relative = path.strip_prefix(root).expect("below the root").to_string_lossy().into_owned();
-            found.push(Text { path: relative, text: fs::read_to_string(&path).expect("UTF-8") });
-        }
-    }
+    found.into_iter().map(|(path, text)| Text { path, text }).collect()
 }
 
 fn rust_files() -> Vec<Text> {
