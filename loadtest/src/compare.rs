@@ -172,7 +172,7 @@ impl Comparison {
             _ => false,
         };
         let mut rows = rows(&a, &b, paired, args.seed);
-        judge(&mut rows);
+        judge(&mut rows, args.min_change / 100.0);
         let plain = plain(base, new);
         let failed = failed(&args.fail_on, &rows, &plain)?;
         let mut warnings = [doubts("the base run", base), doubts("the new run", new)].concat();
@@ -209,7 +209,7 @@ impl Comparison {
         }
         writeln!(
             out,
-            "(better, worse: by more than chance, with all figures in view; chance of a mistake 5 %)"
+            "(better, worse: by more than --min-change and more than chance, with all figures in view: 5 %)"
         )?;
         self.failed.iter().try_for_each(|gate| writeln!(out, "FAILED     {gate}"))
     }
@@ -368,14 +368,16 @@ fn single(us: Option<u64>) -> Vec<(f64, u32)> {
     us.map(|us| (us as f64 / 1e3, 1)).into_iter().collect()
 }
 
-fn judge(rows: &mut [ComparedFigure]) {
+/// A change counts that chance does not explain, and that is not so small that a machine does the same from
+/// one run to the next: its whole interval lies beyond `min_change`.
+fn judge(rows: &mut [ComparedFigure], min_change: f64) {
     let p: Vec<f64> = rows.iter().filter_map(|row| row.p).collect();
     let significant = bootstrap::holm(&p, ALPHA);
     for (row, significant) in rows.iter_mut().filter(|row| row.p.is_some()).zip(significant) {
-        row.verdict = match (significant, row.change > 0.0) {
-            (false, _) => ChangeVerdict::Same,
-            (true, true) => ChangeVerdict::Worse,
-            (true, false) => ChangeVerdict::Better,
+        row.verdict = match row.interval {
+            Some((low, _)) if significant && low > min_change => ChangeVerdict::Worse,
+            Some((_, high)) if significant && high < -min_change => ChangeVerdict::Better,
+            _ => ChangeVerdict::Same,
         };
     }
 }
@@ -459,5 +461,34 @@ impl Plain {
     fn cells(&self) -> [String; 3] {
         let text = |value: Option<f64>| value.map_or_else(|| "-".into(), |value| format!("{value:.3}"));
         [self.figure.into(), text(self.base), text(self.new)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_counts_beyond_chance_and_beyond_what_a_machine_does_from_run_to_run() {
+        let row = |change: f64, spread: f64, p: f64| ComparedFigure {
+            figure: "ttft.mean".into(),
+            base_ms: 100.0,
+            new_ms: 100.0 * (1.0 + change),
+            change,
+            interval: Some((change - spread, change + spread)),
+            p: Some(p),
+            verdict: ChangeVerdict::Same,
+        };
+        let judged = |row: ComparedFigure, min_change: f64| {
+            let mut rows = [row];
+            judge(&mut rows, min_change);
+            rows[0].verdict
+        };
+        assert_eq!(judged(row(0.008, 0.002, 0.0), 0.01), ChangeVerdict::Same);
+        assert_eq!(judged(row(0.008, 0.002, 0.0), 0.0), ChangeVerdict::Worse);
+        assert_eq!(judged(row(0.05, 0.02, 0.0), 0.01), ChangeVerdict::Worse);
+        assert_eq!(judged(row(-0.05, 0.02, 0.0), 0.01), ChangeVerdict::Better);
+        assert_eq!(judged(row(0.05, 0.045, 0.0), 0.01), ChangeVerdict::Same);
+        assert_eq!(judged(row(0.05, 0.02, 0.2), 0.01), ChangeVerdict::Same);
     }
 }

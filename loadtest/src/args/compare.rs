@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, ValueHint};
 
-use crate::args::gate::Gate;
+use crate::{args::gate::Gate, units};
 
 /// Shown under `compare --help`.
 pub const EXAMPLES: &str = "\
@@ -20,7 +20,8 @@ Figures: ttft, ttst, tpot, itl, e2e with .mean .p50 .p90 .p95 .p99, counted from
 requests_per_s, output_tokens_per_s, failed, cached, goodput, which have no interval.
 Runs of one --seed are compared request by request, others as two samples. Intervals are
 from a bootstrap of whole requests in blocks; a figure is better or worse only if it differs by more than chance
-with all figures in view (Holm, 5 %). A gate fails when a figure changed by more than its bound and more than chance.";
+with all figures in view (Holm, 5 %), and its interval lies beyond --min-change. A gate fails when a figure is
+better or worse so, and changed by more than its bound.";
 
 /// Options of `compare`.
 #[derive(Debug, ClapArgs)]
@@ -53,6 +54,10 @@ pub struct CompareArgs {
     /// Also write one HTML page
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub html: Option<PathBuf>,
+    /// Changes up to so many per cent are none, for --fail-on too: a machine does as much from one run to the
+    /// next
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0, value_parser = units::not_negative)]
+    pub min_change: f64,
     /// Seed of the bootstrap
     #[arg(long, default_value_t = 42)]
     pub seed: u64,

@@ -49,7 +49,7 @@ fn write(comparison: &Comparison, base: &Report, new: &Report, out: &mut String)
     page::table(&["figure", "base", "new"], plain, out)?;
     writeln!(
         out,
-        "<p class=\"sub\">better, worse: by more than chance, with all figures in view; chance of a mistake 5 %</p>"
+        "<p class=\"sub\">better, worse: by more than --min-change and more than chance, with all figures in view: 5 %</p>"
     )?;
     page::end(out)
 }
