@@ -74,10 +74,12 @@ class Watch:
 
 
 def honest(args, seconds, port, key_file, folder, watch=None):
-    """Load for so long; the times of its good answers to the first token and to the end, in milliseconds, and how many failed."""
+    """Load for so long; the times of its good answers to the first token and to the end, in milliseconds, and how many failed. All have
+    the same shared prefixes, which the workers' caches then hold, and other requests behind them."""
+    honest.runs += 1
     command = [args.bins / "keyway-loadtest", "run", "--url", f"http://127.0.0.1:{port}", "--workload", "shared-prefix", "--prefix-len", "1024",
                "--isl", "128", "--osl", "32", "--rate", str(args.rate), "--duration", f"{seconds}s", "--warmup", f"{WARM_UP_SECONDS}s",
-               "--api-key-file", key_file, "--records", "--ui", "none", "-o", folder]
+               "--api-key-file", key_file, "--text-seed", "1", "--seed", str(honest.runs), "--records", "--ui", "none", "-o", folder]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     while process.poll() is None:
         time.sleep(1)
@@ -89,6 +91,9 @@ def honest(args, seconds, port, key_file, folder, watch=None):
     for line in (folder / "requests.jsonl").read_text(encoding="utf-8").splitlines():
         found.add(json.loads(line))
     return found
+
+
+honest.runs = 0
 
 
 class Found:
@@ -167,8 +172,8 @@ def main():
     running = []
     try:
         ready(admin)
-        # First without being measured: what the gateway learns of its workers it has learned then.
-        honest(args, 10, port, folder / "key", folder / "first")
+        # First without being measured: what the gateway learns of its workers it has learned then, and caches hold the prefixes.
+        honest(args, 30, port, folder / "key", folder / "first")
         watch, calm, beside, rounds = Watch(gateway.pid, admin), Found(), Found(), []
         for attacker, *what in all_attackers:
             if attacker.__name__ not in args.without.split(","):
