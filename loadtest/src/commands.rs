@@ -8,7 +8,7 @@ use crate::{
     args::{Args, Command},
     calibrate, check, compare,
     error::Error,
-    export, mock, run, search,
+    export, mock, progress, run, search,
     settled::settled,
     simulate,
     stdout::print,
@@ -20,8 +20,8 @@ pub fn dispatch(args: Args) -> Result<ExitCode, Error> {
     match args.command {
         Command::Run(args) => {
             let (args, remarks) = settled(*args)?;
-            for remark in remarks {
-                eprintln!("keyway-loadtest: {remark}");
+            for remark in &remarks {
+                progress::remark(args.output.ui, remark);
             }
             run::run(&args)
         }

@@ -31,6 +31,15 @@ pub enum Ui {
     None,
 }
 
+/// Says on stderr what is assumed before a run; as JSON where programs read it.
+pub fn remark(ui: Ui, text: &str) {
+    // A closed stderr must not end the measurement.
+    let _ = match ui {
+        Ui::Json => writeln!(std::io::stderr(), "{}", serde_json::json!({ "remark": text })),
+        _ => writeln!(std::io::stderr(), "keyway-loadtest: {text}"),
+    };
+}
+
 /// Where a run stands.
 #[derive(Debug, Clone, Copy)]
 pub struct RunStatus {

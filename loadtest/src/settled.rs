@@ -68,8 +68,9 @@ fn default_load(args: &mut RunArgs) -> Option<String> {
         && is_recorded(schedule)
         && kind(&args.workload) != WorkloadKind::Trace;
     is_open.then(|| {
-        let count = limits::DEFAULT_CONCURRENCY;
-        schedule.concurrency = Some(schedule.max_concurrency.take().unwrap_or(count).min(count));
+        // As vLLM's client has it: as many as may be under way.
+        let count = schedule.max_concurrency.take().unwrap_or(limits::DEFAULT_CONCURRENCY);
+        (schedule.concurrency, schedule.overload) = (Some(count), Overload::Queue);
         format!("no load is given: {count} requests at a time, as --concurrency {count}")
     })
 }
@@ -116,7 +117,11 @@ mod tests {
         assert_eq!(load(""), (Some(8), None, Some(30), 2));
         assert_eq!(load("--rate 3"), (None, Some(3.0), Some(30), 1));
         assert_eq!(load("--requests 5"), (Some(8), None, None, 1));
-        assert_eq!(load("--max-concurrency 2 --requests 5"), (Some(2), None, None, 1));
+        for count in [2, 64] {
+            let (args, remarks) = of(&format!("--max-concurrency {count} --requests 500")).unwrap();
+            assert_eq!((args.schedule.concurrency, args.schedule.max_concurrency), (Some(count), None));
+            assert!(remarks[0].contains(&format!("--concurrency {count}")), "{remarks:?}");
+        }
         assert_eq!(load("--workload custom --file f"), (Some(8), None, None, 1));
         for whole in
             ["--rate 3 --requests 5", "--trace t", "--rate-shape 1@5s", "--concurrency 2 --duration 1s"]

@@ -78,26 +78,31 @@ async fn accept(listener: TcpListener, shared: Shared) {
     }
 }
 
-/// One connection, until either side ends it. The server's is opened when there is something for it.
-async fn pass(mut gateway: TcpStream, mut shared: Shared) -> Option<()> {
-    let mut server: Option<TcpStream> = None;
+/// One connection, until either side ends it, in whatever way: a script may wait for that.
+async fn pass(gateway: TcpStream, shared: Shared) {
+    let (mut server, ended) = (None, shared.ended.clone());
+    relay(gateway, &mut server, shared).await;
+    if server.is_some() {
+        ended.send_modify(|ended| *ended += 1);
+    }
+}
+
+/// Passes on until either side ends; the gateway's side is closed then. The server's connection is opened
+/// when there is something for it.
+async fn relay(mut gateway: TcpStream, server: &mut Option<TcpStream>, mut shared: Shared) -> Option<()> {
     let (mut asked, mut answered) = (vec![0; 64 << 10], vec![0; 64 << 10]);
     loop {
         let from_server = async {
-            match &mut server {
+            match &mut *server {
                 Some(server) => server.read(&mut answered).await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
             n = gateway.read(&mut asked) => {
-                let bytes = match some(&asked, n) {
-                    Some(bytes) => bytes,
-                    // The gateway has ended it: of a client that leaves with its answer it may not know that
-                    // this was whole.
-                    None if server.is_some() => break,
-                    None => return None,
-                };
+                // Where the gateway has ended it: of a client that leaves with its answer it may not know
+                // that this was whole.
+                let bytes = some(&asked, n)?;
                 if let Some(answer) = probed(bytes) {
                     gateway.write_all(answer.as_bytes()).await.ok()?;
                     continue;
@@ -105,19 +110,13 @@ async fn pass(mut gateway: TcpStream, mut shared: Shared) -> Option<()> {
                 shared.passed.lock().extend_from_slice(bytes);
                 if server.is_none() {
                     let addr = (*shared.server.wait_for(Option::is_some).await.ok()?)?;
-                    server = Some(TcpStream::connect(addr).await.ok()?);
+                    *server = Some(TcpStream::connect(addr).await.ok()?);
                 }
                 server.as_mut()?.write_all(bytes).await.ok()?;
             }
-            n = from_server => match some(&answered, n) {
-                Some(bytes) => gateway.write_all(bytes).await.ok()?,
-                None => break,
-            },
+            n = from_server => gateway.write_all(some(&answered, n)?).await.ok()?,
         }
     }
-    drop(gateway);
-    shared.ended.send_modify(|ended| *ended += 1);
-    None
 }
 
 /// What was read; none at the end.
