@@ -6,3 +6,4 @@ pub mod heap;
 pub mod log;
 pub mod panics;
 pub(crate) mod threads;
+pub mod turns;

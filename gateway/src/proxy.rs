@@ -1,5 +1,6 @@
 //! One request at the workers: read, dispatched, tried again, relayed, resumed.
 
+pub(crate) mod arriving;
 pub mod asked;
 pub mod attempts;
 pub mod body;

@@ -5,8 +5,9 @@ mod commands;
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
-use http::{HeaderValue, Method, StatusCode, header};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http::{HeaderValue, Method, StatusCode, Version, header};
+use http_body::Body;
+use http_body_util::{LengthLimitError, Limited};
 use serde::Serialize;
 use tokio::sync::Semaphore;
 use tower::service_fn;
@@ -27,7 +28,10 @@ use crate::{
     metrics::Metrics,
     ops::{explain::explain, reload::Reloader},
     prompt::work::Work,
-    proxy::body::{Request, Response, ResponseBody, full},
+    proxy::{
+        arriving,
+        body::{Request, Response, ResponseBody, full},
+    },
     routing::Router,
     scale::autoscale::Autoscale,
     watch::{
@@ -105,13 +109,20 @@ async fn explained(request: Request, admin: &Admin, explaining: &Semaphore) -> R
     let dispatch = Arc::clone(&admin.live.now().dispatch);
     let limit_bytes = dispatch.reader.max_bytes.min(MAX_EXPLAIN_BYTES);
     let pace = Pace { idle: dispatch.timeouts.body_idle, whole: dispatch.timeouts.body };
-    let body = Limited::new(Impatient::new(request.into_body(), pace), limit_bytes).collect().await;
+    let too_large = Error::BodyTooLarge { limit_bytes };
+    // As long as its head says: what is refused anyway is not read.
+    if request.body().size_hint().lower() > limit_bytes as u64 {
+        return Err(too_large);
+    }
+    let is_h2 = request.version() == Version::HTTP_2;
+    let body = Limited::new(Impatient::new(request.into_body(), pace), limit_bytes);
+    // As large as one prompt, and there is one at a time.
+    let body = arriving::whole((body, is_h2), || None).await;
     let body = body.map_err(|error| match error.downcast_ref::<TooSlow>() {
         Some(why) => Error::BodyTooSlow(*why),
-        None if error.is::<LengthLimitError>() => Error::BodyTooLarge { limit_bytes },
+        None if error.is::<LengthLimitError>() => too_large,
         None => Error::BodyUnreadable(error.to_string()),
     })?;
-    let body = body.to_bytes();
     let info = dispatch.read(Work::of(&Method::POST, &path), &path, &headers, &body).await;
     let router = Arc::clone(&admin.router);
     let explaining = move || {

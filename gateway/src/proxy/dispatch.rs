@@ -11,10 +11,10 @@ use std::{
     task::Poll,
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Version, request::Parts};
 use http_body::Body;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::{LengthLimitError, Limited};
 use keyway_core::{index::WorkerId, pick::Pick};
 use keyway_wire::block_hash::Chain;
 
@@ -32,8 +32,8 @@ use crate::{
     fleet::Worker,
     headers::{MATCHED_TOKENS, REASON, WORKER},
     impatient::{Impatient, Pace, TooSlow},
-    limits::{BODY_FREE_BYTES, READING_INLINE_BYTES},
-    machine::{heap, threads},
+    limits::READING_INLINE_BYTES,
+    machine::threads,
     metrics::Metrics,
     party::Stage,
     prompt::{
@@ -46,9 +46,10 @@ use crate::{
         work::Work,
     },
     proxy::{
+        arriving,
         asked::Asked,
         attempts::Attempts,
-        body::{BoxError, Request, Response, full},
+        body::{Request, Response, full},
         poison::Broken,
         reading::{BodyReader, Sender},
         relay::Terms,
@@ -60,7 +61,7 @@ use crate::{
     scale::autoscale::Autoscale,
     stored_state,
     telemetry::record::Record,
-    upstream::{Upstream, trailers},
+    upstream::Upstream,
 };
 
 /// What dispatch needs besides the request.
@@ -187,7 +188,7 @@ impl Dispatch {
         let admit = |stage| self.admission.admit(stage, client, visit.clone());
         let room = || self.reader.memory.room(client, visit.clone());
         let (mut parts, body) = request.into_parts();
-        let body = self.read_body((body, parts.version), room, || admit(Stage::Arriving)).await?;
+        let body = self.read_body((body, parts.version), || Some(room()), || admit(Stage::Arriving)).await?;
         // It has come whole.
         let permit = admit(Stage::Serving)?;
         // The server's own marks would outlive their use.
@@ -290,7 +291,7 @@ impl Dispatch {
     async fn read_body(
         &self,
         (body, version): (hyper::body::Incoming, Version),
-        room: impl FnOnce() -> Room,
+        room: impl FnOnce() -> Option<Room>,
         arrives: impl FnOnce() -> Result<Permit, Error>,
     ) -> Result<Bytes, Error> {
         let too_large = Error::BodyTooLarge { limit_bytes: self.reader.max_bytes };
@@ -300,7 +301,7 @@ impl Dispatch {
         }
         let pace = Pace { idle: self.timeouts.body_idle, whole: self.timeouts.body };
         let body = Limited::new(Impatient::new(body, pace), self.reader.max_bytes);
-        let mut whole = pin!(whole((body, version == Version::HTTP_2), room));
+        let mut whole = pin!(arriving::whole((body, version == Version::HTTP_2), room));
         let whole = match poll_fn(|cx| Poll::Ready(whole.as_mut().poll(cx))).await {
             Poll::Ready(whole) => whole,
             Poll::Pending => {
@@ -354,58 +355,6 @@ fn look_for_drift(doctor: &DriftDoctor, ignored: &Ignored, asked: &Asked) {
     record.drift(doctor.follow(&parts.headers, (body, ignored), info, series.label()));
 }
 
-/// Room that is made at first for what a client says is to come of its body.
-const BODY_ROOM_BYTES: u64 = 1 << 20;
-
-/// All of a body, in the room that it may have: as it came, if it came at once; else joined as it comes, so
-/// that it is never held twice.
-async fn whole<B>((mut body, is_h2): (B, bool), room: impl FnOnce() -> Room) -> Result<Bytes, BoxError>
-where
-    B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
-{
-    let (mut make_room, mut room) = (Some(room), None);
-    let mut first = Bytes::new();
-    let mut joined = BytesMut::new();
-    while let Some(frame) = body.frame().await.transpose().map_err(Into::into)? {
-        let piece = match frame.into_data() {
-            Ok(piece) => piece,
-            // Trailers are read and dropped: no worker gets them.
-            Err(frame) if is_h2 && frame.trailers_ref().is_some_and(trailers::are_malformed) => {
-                return Err(Error::BodyUnreadable("its trailers are malformed".to_owned()).into());
-            }
-            Err(_) => continue,
-        };
-        let bytes = first.len() + joined.len() + piece.len();
-        if bytes > BODY_FREE_BYTES {
-            room = room.or_else(|| make_room.take().map(|make| make()));
-            room.as_mut().map_or(Ok(()), |room| room.hold(bytes))?;
-        }
-        if first.is_empty() && joined.is_empty() {
-            first = piece;
-            if body.is_end_stream() {
-                break;
-            }
-            continue;
-        }
-        if joined.is_empty() {
-            // A client may say more than it sends.
-            let announced = body.size_hint().lower().min(BODY_ROOM_BYTES) as usize;
-            joined.reserve(first.len() + piece.len() + announced);
-            joined.extend_from_slice(&first);
-            first = Bytes::new();
-        }
-        if bytes > joined.capacity() {
-            joined.reserve(heap::room_for(bytes) - joined.len());
-        }
-        joined.extend_from_slice(&piece);
-    }
-    let whole = if joined.is_empty() { first } else { joined.freeze() };
-    Ok(match room {
-        Some(room) => room.tied_to(whole),
-        None => whole,
-    })
-}
-
 /// Does `meanwhile` when `work` has got as far as it gets at once.
 pub(crate) async fn once_begun<T>(
     mut work: Pin<&mut impl Future<Output = T>>,
@@ -436,34 +385,9 @@ fn state_away(error: Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::{cell::RefCell, convert::Infallible};
-
-    use http_body::Frame;
-    use http_body_util::{Full, StreamBody};
+    use std::cell::RefCell;
 
     use super::*;
-    use crate::access::body_memory::BodyMemory;
-
-    #[tokio::test]
-    async fn a_body_in_pieces_is_joined_and_a_whole_one_is_not_copied() {
-        let pieces = |pieces: &[&'static str]| {
-            let frames: Vec<_> = pieces
-                .iter()
-                .map(|piece| Ok::<_, Infallible>(Frame::data(Bytes::from_static(piece.as_bytes()))))
-                .collect();
-            StreamBody::new(futures_util::stream::iter(frames))
-        };
-        let memory = BodyMemory::new(1 << 20, prometheus::IntGauge::new("g", "g").unwrap());
-        let room = || memory.room(&Client::alone(), None);
-        for all in [&[][..], &[""], &["a"], &["", "a"], &["a", "", "bc", "d"], &["", "", "abc"]] {
-            assert_eq!(whole((pieces(all), false), room).await.unwrap(), all.concat());
-        }
-        let one = Bytes::from_static(b"whole");
-        assert_eq!(whole((Full::new(one.clone()), true), room).await.unwrap().as_ptr(), one.as_ptr());
-        let large = "x".repeat(2 << 20).leak();
-        let refused = whole((pieces(&["x", large]), false), room).await.unwrap_err();
-        assert_eq!(refused.downcast_ref(), Some(&Error::BodyMemory { of: None }));
-    }
 
     #[test]
     fn a_kind_has_no_ids() {

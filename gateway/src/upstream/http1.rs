@@ -249,8 +249,9 @@ impl<S: Transport> Connection<S> {
             return;
         }
         while self.unsent.has_remaining() {
-            match poll_write(Pin::new(&mut self.stream), cx, &mut self.unsent) {
-                Poll::Pending => return,
+            let Poll::Ready(may) = self.unsent.poll_turn(cx) else { return };
+            match poll_write(Pin::new(&mut self.stream), cx, (&mut self.unsent, may)) {
+                Poll::Pending => return self.unsent.nothing_yet(cx),
                 Poll::Ready(Ok(0)) => return self.cannot_send(io::ErrorKind::WriteZero.into()),
                 Poll::Ready(Ok(_)) => self.sent_any = true,
                 Poll::Ready(Err(error)) => return self.cannot_send(error),
@@ -297,16 +298,17 @@ impl<S: Transport> Connection<S> {
     }
 }
 
-/// Writes some of what is left, as one piece where it is one.
+/// Writes some of what is left, at most so much, as one piece where it is one.
 fn poll_write(
     stream: Pin<&mut impl Transport>,
     cx: &mut Context<'_>,
-    unsent: &mut Unsent,
+    (unsent, may): (&mut Unsent, usize),
 ) -> Poll<io::Result<usize>> {
-    if unsent.chunk().len() < unsent.remaining() {
+    let chunk = unsent.chunk();
+    if chunk.len() < unsent.remaining() && unsent.remaining() <= may {
         return poll_write_buf(stream, cx, unsent);
     }
-    let written = ready!(stream.poll_write(cx, unsent.chunk()))?;
+    let written = ready!(stream.poll_write(cx, &chunk[..chunk.len().min(may)]))?;
     unsent.advance(written);
     Poll::Ready(Ok(written))
 }

@@ -1,7 +1,10 @@
 //! The head of a request as HTTP/1.1 writes it (RFC 9112, sections 3 and 5). Bodies are known in full, so
 //! their length is said and nothing is chunked.
 
-use std::io::{IoSlice, Write};
+use std::{
+    io::{IoSlice, Write},
+    task::{Context, Poll},
+};
 
 use bytes::{Buf, Bytes};
 use http::{
@@ -9,7 +12,7 @@ use http::{
     header::{CONTENT_LENGTH, HOST},
 };
 
-use crate::upstream::Outgoing;
+use crate::{limits::READING_INLINE_BYTES, machine::turns::Turns, upstream::Outgoing};
 
 /// Room for a head besides target and host.
 const HEAD_BYTES: usize = 512;
@@ -31,6 +34,8 @@ pub(super) struct Unsent {
     /// The rest of the body: all of it or nothing.
     body: Bytes,
     is_under_way: bool,
+    /// Of a large body; `None` where it is small.
+    turns: Option<Box<Turns>>,
 }
 
 impl Unsent {
@@ -44,6 +49,19 @@ impl Unsent {
             Some(body) => self.head.extend_from_slice(body),
             None => self.body = request.body().clone(),
         }
+        self.turns = (self.body.len() > READING_INLINE_BYTES).then(Box::default);
+    }
+
+    /// Ready where so much may be written now. A socket of this machine may take all of a body at once.
+    pub(super) fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<usize> {
+        self.turns.as_mut().map_or(Poll::Ready(usize::MAX), |turns| turns.poll_turn(cx))
+    }
+
+    /// The worker takes no more for now.
+    pub(super) fn nothing_yet(&mut self, cx: &mut Context<'_>) {
+        if let Some(turns) = &mut self.turns {
+            turns.nothing_yet(cx);
+        }
     }
 
     /// Whether a request has begun and its end was neither sent nor given up.
@@ -53,7 +71,7 @@ impl Unsent {
 
     /// The request was sent, or cannot be.
     pub(super) fn end(&mut self) {
-        (self.is_under_way, self.body) = (false, Bytes::new());
+        (self.is_under_way, self.body, self.turns) = (false, Bytes::new(), None);
         self.head.clear();
         if self.head.capacity() > KEPT_BYTES {
             self.head = Vec::new();
@@ -86,6 +104,9 @@ impl Buf for Unsent {
         let of_head = bytes.min(self.head.len() - self.sent);
         self.sent += of_head;
         self.body.advance(bytes - of_head);
+        if let Some(turns) = &mut self.turns {
+            turns.copied(bytes);
+        }
     }
 }
 
