@@ -46,6 +46,9 @@ pub const MOCK_WORKERS_MAX: u16 = 1024;
 /// holds.
 pub const MOCK_BODY_BYTES_MAX: usize = 64 << 20;
 
+/// Largest request body that the mock reads where it serves.
+pub const MOCK_READING_INLINE_BYTES: usize = 128 << 10;
+
 /// Bytes of events in one frame of a stream: enough that a frame's own cost is lost among its 300 events.
 pub const MOCK_FRAME_BYTES: usize = 64 << 10;
 

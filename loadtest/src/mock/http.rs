@@ -29,7 +29,11 @@ use super::{
     request::{self, Ask, Reading},
     worker::Worker,
 };
-use crate::{engine_model::Refusal, limits::MOCK_BODY_BYTES_MAX, workload::body::Endpoint};
+use crate::{
+    engine_model::Refusal,
+    limits::{MOCK_BODY_BYTES_MAX, MOCK_READING_INLINE_BYTES},
+    workload::body::Endpoint,
+};
 
 type Answer = Response<AnswerBody>;
 
@@ -99,10 +103,10 @@ async fn route(worker: Arc<Worker>, id: u64, request: Request<Incoming>) -> Answ
         (&Method::POST, "/v1/responses") => generate(worker, id, Endpoint::Responses, request).await,
         (&Method::POST, "/v1/messages") => generate(worker, id, Endpoint::Messages, request).await,
         (&Method::POST, "/v1/chat/completions/render") if worker.setup.render => {
-            rendered(&worker, id, Endpoint::Chat, request).await
+            rendered(worker, id, Endpoint::Chat, request).await
         }
         (&Method::POST, "/v1/completions/render") if worker.setup.render => {
-            rendered(&worker, id, Endpoint::Completions, request).await
+            rendered(worker, id, Endpoint::Completions, request).await
         }
         (&Method::GET, "/health") => text(StatusCode::OK, String::new()),
         (&Method::GET, "/metrics") => text(StatusCode::OK, worker.metrics()),
@@ -137,11 +141,10 @@ async fn generate(worker: Arc<Worker>, id: u64, api: Endpoint, request: Request<
     if let Some(code) = worker.strike(|kind| if let Kind::Status(code) = kind { Some(code) } else { None }) {
         return refused(code);
     }
-    let mut ask = match read(&worker, &body, api) {
+    let mut ask = match read(&worker, body, api).await {
         Ok(ask) => ask,
         Err(cause) => return unread(&cause),
     };
-    drop(body);
     let admission = match worker.submit(&mut ask) {
         Ok(admission) => admission,
         Err(refusal @ Refusal::TooLong { .. }) => {
@@ -153,7 +156,28 @@ async fn generate(worker: Arc<Worker>, id: u64, api: Endpoint, request: Request<
     if ask.stream { streamed(underway, about) } else { whole(underway, about).await }
 }
 
-fn read(worker: &Worker, body: &[u8], api: Endpoint) -> Result<Ask, ErrorBody> {
+/// What a body asks for. A large one is read where no other request waits for it, and where cores are few
+/// after all else: what it costs a real engine is on another machine than the gateway.
+async fn read(worker: &Arc<Worker>, body: Bytes, api: Endpoint) -> Result<Ask, ErrorBody> {
+    if body.len() <= MOCK_READING_INLINE_BYTES {
+        return read_here(worker, &body, api);
+    }
+    let worker = Arc::clone(worker);
+    let read = tokio::task::spawn_blocking(move || {
+        step_back();
+        read_here(&worker, &body, api)
+    });
+    read.await.unwrap_or_else(|_| Err(ErrorBody::new("server_error", "unreadable", "reading it failed")))
+}
+
+/// Gives this thread the lowest priority. Linux alone has one for each thread; without it all else waits
+/// longer.
+fn step_back() {
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::setpriority_process(None, 19);
+}
+
+fn read_here(worker: &Worker, body: &[u8], api: Endpoint) -> Result<Ask, ErrorBody> {
     let setup = &worker.setup;
     let reading = Reading {
         model: &setup.model,
@@ -172,12 +196,12 @@ fn unread(cause: &ErrorBody) -> Answer {
 
 /// What the engine would be asked to generate (vLLM's `GenerateRequest`,
 /// vllm/entrypoints/serve/disagg/protocol.py), of completions in a list.
-async fn rendered(worker: &Worker, id: u64, api: Endpoint, request: Request<Incoming>) -> Answer {
+async fn rendered(worker: Arc<Worker>, id: u64, api: Endpoint, request: Request<Incoming>) -> Answer {
     let body = match body(request).await {
         Ok(body) => body,
         Err(answer) => return answer,
     };
-    let ask = match read(worker, &body, api) {
+    let ask = match read(&worker, body, api).await {
         Ok(ask) => ask,
         Err(cause) => return unread(&cause),
     };
