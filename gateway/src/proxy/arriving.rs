@@ -104,31 +104,38 @@ impl Drop for Joined {
 struct InTurns<B> {
     body: B,
     came_bytes: usize,
-    turns: Turns,
+    /// Few are large.
+    turns: Option<Box<Turns>>,
 }
 
 impl<B: Body<Data = Bytes> + Unpin> InTurns<B> {
     fn new(body: B) -> Self {
-        Self { body, came_bytes: 0, turns: Turns::default() }
+        Self { body, came_bytes: 0, turns: None }
     }
 
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        let is_large = self.came_bytes > READING_INLINE_BYTES;
-        if is_large {
-            ready!(self.turns.poll_turn(cx));
+        if self.came_bytes > READING_INLINE_BYTES {
+            return self.poll_in_turn(cx);
         }
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        self.came_bytes += bytes_of(&frame);
+        Poll::Ready(frame)
+    }
+
+    fn poll_in_turn(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let turns = self.turns.get_or_insert_default();
+        ready!(turns.poll_turn(cx));
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         match &polled {
-            Poll::Ready(Some(Ok(frame))) => {
-                let bytes = frame.data_ref().map_or(0, Bytes::len);
-                self.came_bytes += bytes;
-                self.turns.copied(bytes);
-            }
-            Poll::Pending if is_large => self.turns.nothing_yet(cx),
-            Poll::Pending | Poll::Ready(_) => {}
+            Poll::Ready(frame) => turns.copied(bytes_of(frame)),
+            Poll::Pending => turns.nothing_yet(cx),
         }
         polled
     }
+}
+
+fn bytes_of<E>(frame: &Option<Result<Frame<Bytes>, E>>) -> usize {
+    frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()).map_or(0, Bytes::len)
 }
 
 #[cfg(test)]
