@@ -32,7 +32,7 @@ use tokio::sync::Notify;
 
 pub use self::{
     fault::{Cause, Fault},
-    habits::{Habit, Habits},
+    habits::{Habit, Habits, StreamKind},
     trouble::{Present, Trouble},
 };
 use crate::{

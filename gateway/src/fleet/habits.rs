@@ -1,4 +1,4 @@
-//! What a worker's streams look like unasked, as its first one at each path shows it (`usage/ask.rs`).
+//! What a worker's streams look like unasked, as its first one of each kind shows it (`usage/ask.rs`).
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
@@ -16,31 +16,44 @@ pub enum Habit {
     Tells,
 }
 
-/// The habits of one worker, by path.
-#[derive(Debug, Default)]
-pub struct Habits([AtomicU8; 2]);
+/// Kinds of streams that are asked for their usage; engines write the chunks of each by code of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StreamKind {
+    /// Chat completions.
+    Chat,
+    /// Those that may call tools: SGLang's say `"usage":null` then, and nothing otherwise.
+    ChatWithTools,
+    /// Completions.
+    Completions,
+}
 
-impl Habits {
-    fn at(&self, path: &str) -> Option<&AtomicU8> {
+/// The habits of one worker, by kind of stream.
+#[derive(Debug, Default)]
+pub struct Habits([AtomicU8; 3]);
+
+impl StreamKind {
+    /// That of a request to this path; `None` where streams are not asked at all.
+    pub(crate) fn of(path: &str, has_tools: bool) -> Option<Self> {
         match path {
-            "/v1/chat/completions" => Some(&self.0[0]),
-            "/v1/completions" => Some(&self.0[1]),
+            "/v1/chat/completions" if has_tools => Some(Self::ChatWithTools),
+            "/v1/chat/completions" => Some(Self::Chat),
+            "/v1/completions" => Some(Self::Completions),
             _ => None,
         }
     }
+}
 
-    /// The habit at this path; `None` where streams are not asked at all.
-    pub(crate) fn of(&self, path: &str) -> Option<Habit> {
-        let habit = self.at(path)?.load(Relaxed);
+impl Habits {
+    /// The habit of streams of this kind.
+    pub(crate) fn of(&self, kind: StreamKind) -> Habit {
+        let habit = self.0[kind as usize].load(Relaxed);
         let known = [Habit::Silent, Habit::Nulls, Habit::Tells];
-        Some(known.into_iter().find(|known| *known as u8 == habit).unwrap_or(Habit::Unknown))
+        known.into_iter().find(|known| *known as u8 == habit).unwrap_or(Habit::Unknown)
     }
 
-    /// Notes what a stream at this path was like; no effect where streams are not asked.
-    pub(crate) fn learn(&self, path: &str, habit: Habit) {
-        if let Some(known) = self.at(path) {
-            known.store(habit as u8, Relaxed);
-        }
+    /// Notes what a stream of this kind was like.
+    pub(crate) fn learn(&self, kind: StreamKind, habit: Habit) {
+        self.0[kind as usize].store(habit as u8, Relaxed);
     }
 
     /// Another process may come.
@@ -54,17 +67,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn habits_are_by_path_and_go_with_the_process() {
+    fn habits_are_by_kind_of_stream_and_go_with_the_process() {
         let habits = Habits::default();
-        let (chat, completions) = ("/v1/chat/completions", "/v1/completions");
-        habits.learn(chat, Habit::Nulls);
-        habits.learn("/v1/responses", Habit::Tells);
-        assert_eq!(
-            [chat, completions].map(|path| habits.of(path)),
-            [Some(Habit::Nulls), Some(Habit::Unknown)]
-        );
-        assert_eq!(habits.of("/v1/responses"), None);
+        let chat = StreamKind::of("/v1/chat/completions", false).unwrap();
+        let with_tools = StreamKind::of("/v1/chat/completions", true).unwrap();
+        let completions = StreamKind::of("/v1/completions", true).unwrap();
+        habits.learn(with_tools, Habit::Nulls);
+        habits.learn(completions, Habit::Tells);
+        let all = || [chat, with_tools, completions].map(|kind| habits.of(kind));
+        assert_eq!(all(), [Habit::Unknown, Habit::Nulls, Habit::Tells]);
+        assert_eq!(StreamKind::of("/v1/responses", false), None);
         habits.forget();
-        assert_eq!(habits.of(chat), Some(Habit::Unknown));
+        assert_eq!(all(), [Habit::Unknown; 3]);
     }
 }

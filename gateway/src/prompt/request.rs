@@ -76,6 +76,8 @@ pub struct RequestInfo {
     pub max_tokens: u32,
     /// Where it says what a stream is to hold.
     pub stream_options: StreamOptions,
+    /// Whether the model may call tools.
+    pub has_tools: bool,
     /// Separates its tenant's cache from others' (`cache_salt`); empty if there is none.
     pub salt: String,
     /// The prompt's hashed prefix, by its text; empty where there is no prompt.
@@ -145,6 +147,7 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
     let (stream, background) = (is_true(fields.stream), is_true(fields.background));
     let (stream_options, stream_is_odd) = (fields.stream_options, fields.stream_is_odd);
     let max_tokens = fields.max_tokens;
+    let has_tools = fields.tools.is_some_and(|tools| !matches!(tools.raw(), "null" | "[]"));
     let Keying { keyer, media, talk, .. } = keying;
     let mut chain = keyer.finish();
     if untold.is_some_and(Untold::finds_nothing) {
@@ -165,6 +168,7 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
         metered: false,
         max_tokens,
         stream_options,
+        has_tools,
         salt,
         chain,
         media,

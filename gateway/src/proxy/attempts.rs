@@ -16,7 +16,7 @@ use crate::{
     clock::Instant,
     demand::Demand,
     error::Error,
-    fleet::Worker,
+    fleet::{StreamKind, Worker},
     limits::{MAX_ASKED, MAX_ATTEMPTS},
     metrics::Obstacle,
     proxy::{
@@ -147,7 +147,8 @@ impl<'a> Attempts<'a> {
             return (body.clone(), UsageFilter::pass_all());
         }
         let always = dispatch.resumer.counts_tokens(worker);
-        ask(parts.uri.path(), (body.clone(), &info.stream_options), worker, always)
+        let kind = StreamKind::of(parts.uri.path(), info.has_tools);
+        ask(kind, (body.clone(), &info.stream_options), worker, always)
     }
 
     /// Holds an answer that refuses or fails, in case no other worker serves.

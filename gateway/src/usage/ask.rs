@@ -3,7 +3,8 @@
 //! asked itself, nor where that would change more than the usage.
 //!
 //! What a worker's streams look like unasked differs between engines (SGLang writes `"usage":null` into every
-//! chunk, vLLM nothing), so a worker's first stream at each path passes unasked and shows it.
+//! chunk where there are tools, vLLM nothing), so a worker's first stream of each kind passes unasked and
+//! shows it.
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
@@ -11,7 +12,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::hide::UsageFilter;
 use crate::{
-    fleet::{Habit, Worker},
+    fleet::{Habit, StreamKind, Worker},
     json::Value,
     prompt::request::StreamOptions,
 };
@@ -26,19 +27,21 @@ const QUESTION_ALWAYS: &str = r#""include_usage":true,"continuous_usage_stats":t
 const FIELD: &str = r#""stream_options":{"include_usage":true},"#;
 const FIELD_ALWAYS: &str = r#""stream_options":{"include_usage":true,"continuous_usage_stats":true},"#;
 
-/// The body to send to this worker for a request that streams, and what is to be done with its answer.
-/// `always`: whether the tokens so far are wanted with each chunk.
+/// The body to send to this worker for a request that streams, and what is to be done with its answer; `kind`
+/// is `None` where streams are not asked. `always`: whether the tokens so far are wanted with each chunk.
 pub fn ask(
-    path: &str,
+    kind: Option<StreamKind>,
     (body, said): (Bytes, &StreamOptions),
     worker: &Arc<Worker>,
     always: bool,
 ) -> (Bytes, UsageFilter) {
-    let asking = worker.habits.of(path).and_then(|habit| Some((habit, place(&body, said, always)?)));
-    match asking {
-        None | Some((Habit::Tells, _)) => (body, UsageFilter::pass_all()),
-        Some((Habit::Unknown, _)) => (body, UsageFilter::learn(Arc::clone(worker), path)),
-        Some((habit, place)) => (place.put_into(&body), UsageFilter::hide(habit == Habit::Nulls)),
+    let Some((kind, place)) = kind.zip(place(&body, said, always)) else {
+        return (body, UsageFilter::pass_all());
+    };
+    match worker.habits.of(kind) {
+        Habit::Tells => (body, UsageFilter::pass_all()),
+        Habit::Unknown => (body, UsageFilter::learn(Arc::clone(worker), kind)),
+        habit => (place.put_into(&body), UsageFilter::hide(habit == Habit::Nulls)),
     }
 }
 

@@ -7,7 +7,7 @@ use std::{ops::Range, sync::Arc};
 use bytes::Bytes;
 
 use crate::{
-    fleet::{Habit, Worker},
+    fleet::{Habit, StreamKind, Worker},
     json::Value,
     sse::{self, Event},
 };
@@ -21,7 +21,7 @@ enum Mode {
     /// It is the client's.
     Pass,
     /// Neither the client nor the gateway asked: shows what the worker says then.
-    Learn { worker: Arc<Worker>, path: String, habit: Habit },
+    Learn { worker: Arc<Worker>, kind: StreamKind, habit: Habit },
     /// The gateway's own; `nulls`: unasked, chunks say that there is none.
     Hide { nulls: bool },
 }
@@ -32,8 +32,8 @@ impl UsageFilter {
         Self(Mode::Pass)
     }
 
-    pub(super) fn learn(worker: Arc<Worker>, path: &str) -> Self {
-        Self(Mode::Learn { worker, path: path.to_owned(), habit: Habit::Silent })
+    pub(super) fn learn(worker: Arc<Worker>, kind: StreamKind) -> Self {
+        Self(Mode::Learn { worker, kind, habit: Habit::Silent })
     }
 
     pub(super) fn hide(nulls: bool) -> Self {
@@ -63,8 +63,8 @@ impl UsageFilter {
 
     /// The stream has ended well.
     pub fn ended(&self) {
-        if let Mode::Learn { worker, path, habit } = &self.0 {
-            worker.habits.learn(path, *habit);
+        if let Mode::Learn { worker, kind, habit } = &self.0 {
+            worker.habits.learn(*kind, *habit);
         }
     }
 }

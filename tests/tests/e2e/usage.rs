@@ -61,6 +61,29 @@ async fn the_usage_is_asked_for_counted_and_not_shown() {
     assert_eq!(told(client, call, &full).await.text(), stream_of(&full));
 }
 
+/// As SGLang does: with tools its chunks say that there is no usage, and without them they say nothing.
+#[tokio::test]
+async fn what_one_kind_of_stream_says_unasked_is_not_taken_for_another_s() {
+    let cluster = Cluster::of_fakes(1, "prefix").await;
+    cluster.fakes[0].manual();
+    let plain = chat_stream("hi");
+    let mut tools: Value = serde_json::from_slice(&plain).unwrap();
+    tools["tools"] = json!([{ "type": "function", "function": { "name": "look" } }]);
+    let tools = tools.to_string().into_bytes();
+    let said = ["one", "two"].map(|word| delta(word).to_string());
+    let nulls = said.each_ref().map(|event| event.replacen('{', "{\"usage\":null,", 1));
+    // Unasked, then twice asked.
+    for round in 0..3 {
+        for (body, unasked) in [(&plain, &said), (&tools, &nulls)] {
+            let (client, call) = asked(&cluster, body).await;
+            assert_eq!(options(&call).is_null(), round == 0);
+            let mut full = if round == 0 { unasked.to_vec() } else { nulls.to_vec() };
+            full.extend((round > 0).then(|| usage_chunk(40, 32).to_string()));
+            assert_eq!(told(client, call, &full).await.text(), stream_of(unasked), "{round}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn it_is_asked_for_in_whatever_the_request_is_written() {
     let cluster = Cluster::of_fakes(1, "prefix").await;

@@ -26,8 +26,8 @@ const FILE_TOKENS: u64 = 2_000;
 /// Bytes for a token of a film or a document.
 const BYTES_OF_TOKEN: u64 = 64;
 
-/// The fewest of an item.
-const TOKENS_MIN: u64 = 16;
+/// The fewest of an item: Qwen2-VL's smallest picture (`min_pixels` of its processor, 56 by 56).
+const TOKENS_MIN: u64 = 4;
 /// The most of any, so that no request's sum grows beyond bounds.
 const TOKENS_MAX: u64 = 256 << 10;
 
