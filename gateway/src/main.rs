@@ -43,7 +43,7 @@ fn serve(args: &ServeArgs) -> Outcome {
     descriptors::raise();
     // On one core there is nobody to hand a task to, and handing them over is what the other kind prepares
     // for.
-    let (mut runtime, cores) = match cores::count().min(config.max_cores) {
+    let (mut runtime, cores) = match cores::count().min(config.limits.max_cores) {
         1 => (tokio::runtime::Builder::new_current_thread(), None),
         count => (tokio::runtime::Builder::new_multi_thread(), Some(Cores::start(count)?)),
     };

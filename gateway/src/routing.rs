@@ -10,16 +10,16 @@ mod holding;
 mod miss;
 pub mod refusal;
 mod setting;
+mod shared_index;
 pub mod snapshot;
 mod ticket;
 mod token_sizes;
 mod truth;
 
 use std::{
-    collections::VecDeque,
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -27,17 +27,17 @@ use std::{
 use keyway_core::{
     consider, fill_matches,
     health::State,
-    index::{Placement, PrefixIndex, WorkerId},
     pick::{Candidate, Pick, Policy, Turn},
-    waiting_room::{Ahead, RoomRules, WaitingRoom},
+    waiting_room::{Ahead, RoomRules},
 };
 use keyway_wire::block_hash::HashKey;
-use parking_lot::{Mutex, MutexGuard, RwLock};
-use tokio::sync::{Notify, futures::Notified, watch};
+use parking_lot::RwLock;
+use tokio::sync::{futures::Notified, watch};
 
 pub use self::accusation::Accusation;
-use self::holding::Held;
+use self::holding::Holding;
 pub use self::setting::{Setting, View};
+pub use self::shared_index::SharedIndex;
 pub use self::ticket::Ticket;
 use self::token_sizes::TokenSizes;
 
@@ -46,12 +46,9 @@ use crate::{
     fleet::{Fleet, Worker},
     metrics::Metrics,
     prompt::request::KeyerConfig,
-    routing::{decision_log::DecisionLog, snapshot::Remembered},
+    routing::decision_log::DecisionLog,
     stored_state::StoredState,
 };
-
-/// Blocks that are forgotten in one go, each in a fraction of a microsecond.
-const FORGOTTEN_TOGETHER: usize = 512;
 
 /// Chooses a worker for each request, by what the index, the fleet and the waiting room say.
 #[derive(Debug)]
@@ -62,33 +59,27 @@ pub struct Router {
     rules: RwLock<Rules>,
     hash_key: HashKey,
     block_bytes: usize,
-    index: Mutex<PrefixIndex>,
-    /// Placements at exact workers whose answers have just ended, with when.
-    lingering: Mutex<VecDeque<(Duration, Placement)>>,
+    options: RouterOptions,
+    index: SharedIndex,
+    holding: Holding,
     turn: AtomicU64,
     token_sizes: TokenSizes,
     decision_log: Option<DecisionLog>,
-    /// How often workers are asked for their load while others send to them too; `None`: never.
-    load_scrape: Option<Duration>,
-    /// How long a worker that came up is taken to be slower than it is; `None`: not at all.
-    slow_start: Option<Duration>,
-    /// Prompt tokens that a worker fetches in a millisecond from its other tiers; `None`: these do not count.
-    fetch_tokens_per_ms: Option<f64>,
-    room: Mutex<WaitingRoom<Held>>,
-    /// Requests in the room, to know without its lock that there are none.
-    holding: AtomicUsize,
-    /// How often the fleet has changed, and what those in the room have been told of that.
-    fleet_changes: AtomicU64,
-    told_changes: AtomicU64,
-    /// When the room is looked at again.
-    alarm: Mutex<Option<Duration>>,
-    /// What a snapshot says of workers that have not joined.
-    remembered: Mutex<Remembered>,
-    /// Tells who waits for a first worker that the fleet has changed.
-    changed: Notify,
     stored: Option<Arc<StoredState>>,
     /// Whether some prompts' tokens are known, so that workers' KV events match them.
     tokens_come: watch::Sender<bool>,
+}
+
+/// What the configuration says of load and caches, until the gateway ends.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RouterOptions {
+    /// How often workers are asked for their load while others send to them too; `None`: never.
+    pub load_scrape: Option<Duration>,
+    /// How long a worker that came up is taken to be slower than it is; `None`: not at all.
+    pub slow_start: Option<Duration>,
+    /// Prompt tokens that a worker fetches in a millisecond from its other tiers, its host's memory or a
+    /// disk; `None`: what they hold does not count in choices.
+    pub fetch_tokens_per_ms: Option<f64>,
 }
 
 /// How workers are chosen, which a reload may change.
@@ -127,21 +118,12 @@ impl Router {
             rules: RwLock::new(Rules { policy, holds: true }),
             hash_key: keyer.key,
             block_bytes: keyer.block_bytes.get(),
-            index: Mutex::new(PrefixIndex::new(index_bytes)),
-            lingering: Mutex::default(),
+            options: RouterOptions::default(),
+            index: SharedIndex::new(index_bytes),
+            holding: Holding::default(),
             turn: AtomicU64::new(0),
             token_sizes: TokenSizes::default(),
             decision_log: None,
-            load_scrape: None,
-            slow_start: None,
-            fetch_tokens_per_ms: None,
-            room: Mutex::new(WaitingRoom::new(RoomRules::default())),
-            holding: AtomicUsize::new(0),
-            fleet_changes: AtomicU64::new(0),
-            told_changes: AtomicU64::new(0),
-            alarm: Mutex::default(),
-            remembered: Mutex::default(),
-            changed: Notify::new(),
             stored: None,
             tokens_come: watch::Sender::new(false),
         }
@@ -181,37 +163,24 @@ impl Router {
 
     /// Chooses by this policy from now on, and lets requests wait by these rules; who waits stays.
     pub fn set_rules(&self, policy: Policy, room: Option<RoomRules>) {
-        self.room.lock().set_rules(room.unwrap_or_default());
+        self.holding.set_rules(room.unwrap_or_default());
         *self.rules.write() = Rules { policy, holds: room.is_some() };
     }
 
-    /// Lets workers be asked for their load, so often while others send to them too.
+    /// Goes by these instead of none of them.
     #[must_use]
-    pub fn with_load_scrape(self, load_scrape: Option<Duration>) -> Self {
-        Self { load_scrape, ..self }
+    pub fn with_options(self, options: RouterOptions) -> Self {
+        Self { options, ..self }
     }
 
-    /// Lets workers that come up join gradually, over so long.
-    #[must_use]
-    pub fn with_slow_start(self, slow_start: Option<Duration>) -> Self {
-        Self { slow_start, ..self }
+    /// What the configuration says of load and caches.
+    pub fn options(&self) -> RouterOptions {
+        self.options
     }
 
-    /// Lets what workers hold in their host's memory or on a disk count, to be fetched at so many tokens in a
-    /// millisecond.
-    #[must_use]
-    pub fn with_tiers(self, fetch_tokens_per_ms: Option<f64>) -> Self {
-        Self { fetch_tokens_per_ms, ..self }
-    }
-
-    /// Whether what workers hold in their host's memory or on a disk counts in choices.
-    pub fn counts_tiers(&self) -> bool {
-        self.fetch_tokens_per_ms.is_some()
-    }
-
-    /// How often workers are asked for their load, if they are.
-    pub fn load_scrape(&self) -> Option<Duration> {
-        self.load_scrape
+    /// What the workers' caches are believed to hold.
+    pub fn index(&self) -> &SharedIndex {
+        &self.index
     }
 
     /// A worker has said how much it has to do.
@@ -252,38 +221,13 @@ impl Router {
         self.hash_key
     }
 
-    /// Looks at or changes the index, briefly: every choice waits for it.
-    pub fn with_index<T>(&self, f: impl FnOnce(&mut PrefixIndex) -> T) -> T {
-        f(&mut self.settled_index())
-    }
-
-    /// The same for what is one of many in a row: a choice that waits is made before the next one.
-    pub fn with_index_fairly<T>(&self, f: impl FnOnce(&mut PrefixIndex) -> T) -> T {
-        let mut index = self.index.lock();
-        let outcome = f(&mut index);
-        MutexGuard::unlock_fair(index);
-        outcome
-    }
-
-    /// The index, with what workers have accepted by now.
-    fn settled_index(&self) -> MutexGuard<'_, PrefixIndex> {
-        let mut index = self.index.lock();
-        index.settle();
-        index
-    }
-
-    /// Forgets what a worker holds by this name, some blocks at a time.
-    fn forget(&self, id: WorkerId) {
-        while self.with_index_fairly(|index| index.forget(id, FORGOTTEN_TOGETHER)) == FORGOTTEN_TOGETHER {}
-    }
-
     /// What would be chosen; nothing is recorded.
     pub fn preview(&self, setting: &Setting) -> Option<(Vec<Candidate>, Pick)> {
         let turn = Turn { counter: self.turn.load(Ordering::Relaxed), random: fastrand::u64(..) };
         let views = setting.request_views();
         let now = self.now();
-        let mut candidates = setting.candidates(now, self.holding.load(Ordering::Relaxed) > 0);
-        let (index, nobody, step) = (self.settled_index(), Ahead::default(), (now, &turn));
+        let mut candidates = setting.candidates(now, self.holding.any_wait());
+        let (index, nobody, step) = (self.index.settled(), Ahead::default(), (now, &turn));
         let Some(places) = setting.askable(now) else {
             let seen = (&views[..], &setting.view_of[..]);
             let pick = consider(self.policy(), seen, &mut candidates, &nobody, step, &index)?;
@@ -302,11 +246,7 @@ impl Router {
     /// its process is likely gone, so is its cache.
     pub fn worker_failed(&self, worker: &Worker) {
         worker.connect_failed(self.now());
-        self.forget(worker.id);
-        if !worker.residency.trusted() {
-            self.forget(worker.residency.token_id);
-            self.forget(worker.residency.any_tier_id);
-        }
+        self.index.process_is_gone(worker);
     }
 
     /// A worker answered, or said more of its answer.
@@ -317,47 +257,14 @@ impl Router {
 
     /// Who may be chosen has changed: those who wait may go elsewhere now.
     pub fn fleet_changed(self: &Arc<Self>) {
-        self.fleet_changes.fetch_add(1, Ordering::AcqRel);
+        self.holding.fleet_changes.fetch_add(1, Ordering::AcqRel);
         self.pump();
-        self.changed.notify_waiters();
+        self.holding.changed.notify_waiters();
     }
 
     /// Completes when the fleet has changed.
     pub fn fleet_change(&self) -> Notified<'_> {
-        self.changed.notified()
-    }
-
-    /// Takes what a snapshot says for workers that join from now on.
-    pub fn remember(&self, remembered: Remembered) {
-        *self.remembered.lock() = remembered;
-    }
-
-    /// A worker joins: what a snapshot says of it is believed. Returns the blocks.
-    pub fn recall(&self, worker: &Worker) -> usize {
-        let mut remembered = self.remembered.lock();
-        if remembered.is_empty() || worker.residency.has_events() {
-            return 0;
-        }
-        let (of_text, of_tokens) = remembered.take(worker);
-        drop(remembered);
-        let mut index = self.index.lock();
-        index.restore(worker.id, of_text.iter()) + index.restore(worker.residency.token_id, of_tokens.iter())
-    }
-
-    /// Forgets all that a worker held; it may hold more again.
-    pub fn cache_is_lost(&self, worker: &Worker) {
-        for id in [worker.id, worker.residency.token_id, worker.residency.any_tier_id] {
-            self.forget(id);
-        }
-    }
-
-    /// Forgets all that a worker held: it is gone for good.
-    pub fn forget_cache(&self, worker: &Worker) {
-        self.finish_lingering(self.now());
-        for id in [worker.id, worker.residency.token_id, worker.residency.any_tier_id] {
-            self.with_index(|index| index.set_exact(id, false));
-            self.forget(id);
-        }
+        self.holding.changed.notified()
     }
 
     /// Tokens that the index believes a worker's cache to hold: in blocks of its own size, and unless its
@@ -365,7 +272,7 @@ impl Router {
     pub fn cached_tokens(&self, worker: &Worker) -> u64 {
         let residency = &worker.residency;
         let text_block_tokens = self.text_block_tokens(worker);
-        let index = self.settled_index();
+        let index = self.index.settled();
         let own = index.resident(residency.token_id) as u64 * u64::from(residency.block_size());
         if residency.trusted() {
             return own;
@@ -375,12 +282,12 @@ impl Router {
 
     /// Sets, before a scrape, the gauges that are not kept up to date as things happen.
     pub fn show_state(&self) {
-        self.finish_lingering(self.now());
+        self.index.finish_lingering(self.now());
         for state in [State::Joining, State::Ready, State::Paused, State::Down, State::Draining] {
             let workers = self.fleet.all().iter().filter(|worker| worker.state() == state).count();
             self.metrics.fleet.workers.with_label_values(&[state.as_str()]).set(workers as i64);
         }
-        let index = self.settled_index();
+        let index = self.index.settled();
         for worker in self.fleet.all().iter() {
             let label = [worker.name.as_str()];
             self.metrics.worker_ready.with_label_values(&label).set(i64::from(worker.routable()));

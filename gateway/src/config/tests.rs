@@ -1,5 +1,7 @@
 //! What the configuration accepts, refuses and says about it.
 
+use std::fs;
+
 use super::*;
 
 fn config(text: &str) -> Result<Config, ConfigError> {
@@ -87,9 +89,9 @@ fn what_is_wrong_is_named() {
 
 #[test]
 fn routing_is_exposed_only_where_it_is_asked_for() {
-    assert!(!config("").unwrap().expose_routing);
-    assert!(!config("listen = \"127.0.0.1:80\"").unwrap().expose_routing);
-    assert!(config("[routing]\nexpose = true").unwrap().expose_routing);
+    assert!(!config("").unwrap().routing.expose);
+    assert!(!config("listen = \"127.0.0.1:80\"").unwrap().routing.expose);
+    assert!(config("[routing]\nexpose = true").unwrap().routing.expose);
 }
 
 #[test]

@@ -82,8 +82,8 @@ impl Turns {
         }
     }
 
-    /// There is nothing to copy yet, and the task is woken when there is. The turn lasts until its end: what a
-    /// connection was asked for it reads only after this.
+    /// There is nothing to copy yet, and the task is woken when there is. The turn lasts until its end: what
+    /// a connection was asked for it reads only after this.
     pub fn nothing_yet(&mut self, cx: &mut Context<'_>) {
         if let State::Has(turn) = &mut self.0
             && turn.end.as_mut().poll(cx).is_ready()

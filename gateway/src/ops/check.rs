@@ -14,7 +14,7 @@ pub fn can_be_used(config: &Config) -> Result<(), ConfigError> {
     config.tls.as_ref().map(tls::check).transpose()?;
     tenants::check(config.tenants_file.as_deref(), &config.tenant_rules)?;
     config.discovery.kubeconfig.as_deref().map(kubernetes::check).transpose()?;
-    Ignored::new(&config.ignored).map(drop)
+    Ignored::new(&config.routing.ignored).map(drop)
 }
 
 #[cfg(test)]

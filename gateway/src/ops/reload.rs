@@ -147,7 +147,7 @@ impl Reloader {
                 return Err(ConfigError(why.to_owned()));
             }
             config.workers.clone_from(&self.embedded);
-            config.block_bytes = config.block_bytes.or(old.block_bytes);
+            config.routing.block_bytes = config.routing.block_bytes.or(old.routing.block_bytes);
         }
         let changes = Changes::between(old, &config);
         changes.keep_what_needs_a_restart(old, &mut config);
@@ -163,13 +163,13 @@ impl Reloader {
                 Arc::clone(&self.parts.metrics),
             )?);
         }
-        dispatch.reader.max_bytes = config.max_body_bytes;
-        dispatch.max_event_bytes = config.max_event_bytes;
-        dispatch.expose_routing = config.expose_routing;
-        dispatch.ask_usage = config.ask_usage;
-        dispatch.require_model = config.require_model;
-        dispatch.session_hints = config.session_hints;
-        dispatch.reader.ignored = Arc::new(Ignored::new(&config.ignored)?);
+        dispatch.reader.max_bytes = config.limits.max_body_bytes;
+        dispatch.max_event_bytes = config.limits.max_event_bytes;
+        dispatch.expose_routing = config.routing.expose;
+        dispatch.ask_usage = config.routing.ask_usage;
+        dispatch.require_model = config.routing.require_model;
+        dispatch.session_hints = config.routing.session_hints;
+        dispatch.reader.ignored = Arc::new(Ignored::new(&config.routing.ignored)?);
         dispatch.timeouts = config.timeouts;
         let tenants = self.tenants(now.tenants.as_ref(), old, &config)?;
         let tls = config.tls.as_ref().filter(|_| config.tls != old.tls).map(tls::prepare).transpose()?;
@@ -198,7 +198,7 @@ impl Reloader {
             Some(other) => other.moved(path, rules).map(Some),
             None => {
                 let (clock, counted) = (self.parts.clock, self.parts.metrics.tenants.clone());
-                Tenants::load(path, rules, new.hash_key, clock, counted).map(Some)
+                Tenants::load(path, rules, new.routing.hash_key, clock, counted).map(Some)
             }
         }
     }
@@ -210,11 +210,15 @@ impl Reloader {
         if let (Some(tls), Some(prepared)) = (&parts.tls, plan.tls) {
             tls.change(prepared);
         }
-        parts.admission.set_limit(config.max_in_flight);
-        parts.body_memory.set_limit(config.max_body_memory_bytes);
-        parts.intake.set(config.max_connections, config.timeouts.header_read, config.drain_timeout);
+        parts.admission.set_limit(config.limits.max_in_flight);
+        parts.body_memory.set_limit(config.limits.max_body_memory_bytes);
+        parts.intake.set(
+            config.limits.max_connections,
+            config.timeouts.header_read,
+            config.limits.drain_timeout,
+        );
         parts.upstream.set_connect_timeout(config.timeouts.connect);
-        parts.router.set_rules(config.policy, config.room);
+        parts.router.set_rules(config.policy, config.routing.room);
         let listed: Vec<Listed> = config.workers.iter().cloned().map(Listed::from).collect();
         parts.members.set(Source::Static, &listed);
         if config.discovery != old.discovery {

@@ -22,7 +22,7 @@ use crate::{
     ops::reload::{Parts, look_for_workers},
     prompt::{drift::DriftDoctor, ignored::Ignored, request::KeyerConfig, token_keyer::TokenKeyer},
     proxy::{dispatch::Dispatch, reading::BodyReader, resume::Resumer, retry_limits::RetryLimits},
-    routing::{Router, decision_log::DecisionLog, snapshot::Memory},
+    routing::{Router, RouterOptions, decision_log::DecisionLog, snapshot::Memory},
     scale::autoscale::Autoscale,
     stored_state::StoredState,
     telemetry::trace::Traces,
@@ -56,19 +56,21 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
     let fleet = Arc::new(Fleet::new(&config.workers, clock.now(), &ejections));
     let shortages = Shortages::new(metrics.lifecycle.shortages.clone());
     let upstream = Upstream::new(Connector::new(config.timeouts.connect), shortages);
-    let keyer = KeyerConfig { key: config.hash_key, block_bytes: block_bytes(config) };
+    let keyer = KeyerConfig { key: config.routing.hash_key, block_bytes: block_bytes(config) };
     let router = router(config, &fleet, &metrics, clock, keyer)?;
-    let memory = Memory { file: config.snapshot_file.clone(), router: Arc::clone(&router), keyer };
-    memory.read(config.index_bytes);
+    let memory = Memory { file: config.routing.snapshot_file.clone(), router: Arc::clone(&router), keyer };
+    memory.read(config.routing.index_bytes);
     let members = members(config, &router, &upstream, &metrics);
     let discovery = Mutex::new(look_for_workers(&config.discovery, &members, &metrics));
     let scale = Autoscale::new(config.scale.clone(), Arc::clone(&metrics));
     let traces = traces(config, &upstream, &metrics);
     let mut background = vec![tokio::spawn(Arc::clone(&scale).watch(Arc::clone(&router)))];
 
-    let admission = Admission::new(config.max_in_flight, metrics.arriving.clone(), metrics.in_flight.clone());
-    let body_memory = BodyMemory::new(config.max_body_memory_bytes, metrics.body_memory.clone());
-    let intake = Intake::new(config.max_connections, config.timeouts.header_read, config.drain_timeout);
+    let admission =
+        Admission::new(config.limits.max_in_flight, metrics.arriving.clone(), metrics.in_flight.clone());
+    let body_memory = BodyMemory::new(config.limits.max_body_memory_bytes, metrics.body_memory.clone());
+    let intake =
+        Intake::new(config.limits.max_connections, config.timeouts.header_read, config.limits.drain_timeout);
     let (tls, tenants) = doors(config, clock, &metrics, &mut background).map_err(io::Error::other)?;
     let live = Live::new(Serving {
         dispatch: Arc::new(dispatch(config, &admission, &body_memory, &router, &scale, &upstream, keyer)?),
@@ -113,9 +115,9 @@ fn dispatch(
     let retries = RetryLimits::new(keyer.key, router.now());
     let reader = BodyReader {
         keyer,
-        ignored: Arc::new(Ignored::new(&config.ignored).map_err(io::Error::other)?),
+        ignored: Arc::new(Ignored::new(&config.routing.ignored).map_err(io::Error::other)?),
         memory: body_memory.clone(),
-        max_bytes: config.max_body_bytes,
+        max_bytes: config.limits.max_body_bytes,
     };
     Ok(Dispatch {
         admission: admission.clone(),
@@ -126,12 +128,12 @@ fn dispatch(
         upstream: upstream.clone(),
         metrics: Arc::clone(metrics),
         tokens: Arc::new(tokens),
-        max_event_bytes: config.max_event_bytes,
-        doctor: Arc::new(DriftDoctor::new(config.hash_key, metrics)),
-        session_hints: config.session_hints,
-        expose_routing: config.expose_routing,
-        ask_usage: config.ask_usage,
-        require_model: config.require_model,
+        max_event_bytes: config.limits.max_event_bytes,
+        doctor: Arc::new(DriftDoctor::new(config.routing.hash_key, metrics)),
+        session_hints: config.routing.session_hints,
+        expose_routing: config.routing.expose,
+        ask_usage: config.routing.ask_usage,
+        require_model: config.routing.require_model,
         timeouts: config.timeouts,
         retries,
     })
@@ -158,14 +160,18 @@ fn router(
     clock: Clock,
     keyer: KeyerConfig,
 ) -> io::Result<Arc<Router>> {
-    let log = config.decision_log.as_ref();
+    let log = config.routing.decision_log.as_ref();
     let log = log.map(|(path, share)| DecisionLog::open(path, *share, metrics.caches.decision_log.clone()));
-    let stored = StoredState::new(config.stored_state, config.hash_key, clock, metrics.stored_state.clone());
+    let stored =
+        StoredState::new(config.stored_state, config.routing.hash_key, clock, metrics.stored_state.clone());
     let (fleet, metrics) = (Arc::clone(fleet), Arc::clone(metrics));
-    let router = Router::new(fleet, metrics, clock, config.policy, keyer, config.index_bytes);
-    let router = router.with_log(log.transpose()?).with_room(config.room).with_stored_state(stored);
-    let router = router.with_load_scrape(config.load_scrape).with_slow_start(config.slow_start);
-    Ok(Arc::new(router.with_tiers(config.fetch_tokens_per_ms)))
+    let router = Router::new(fleet, metrics, clock, config.policy, keyer, config.routing.index_bytes);
+    let router = router.with_log(log.transpose()?).with_room(config.routing.room).with_stored_state(stored);
+    Ok(Arc::new(router.with_options(RouterOptions {
+        load_scrape: config.routing.load_scrape,
+        slow_start: config.routing.slow_start,
+        fetch_tokens_per_ms: config.routing.fetch_tokens_per_ms,
+    })))
 }
 
 /// Takes the configured workers into the fleet.
@@ -180,7 +186,7 @@ fn members(
         router.tokens_come();
     }
     let (router_of, metrics) = (Arc::clone(router), Arc::clone(metrics));
-    let members = Members::new(router_of, upstream.clone(), metrics, config.finds_kv_events);
+    let members = Members::new(router_of, upstream.clone(), metrics, config.routing.finds_kv_events);
     for worker in router.fleet().all().iter() {
         if worker.kv_source().is_some() && config.tokenizers.is_empty() {
             tracing::warn!(worker = %worker.name, "its KV events match only prompts of token ids without the model's tokenizer (--tokenizer)");
@@ -206,7 +212,13 @@ fn doors(
         background.push(tokio::spawn(Arc::clone(tls).follow_files()));
     }
     let load = |path: PathBuf| {
-        Tenants::load(path, config.tenant_rules.clone(), config.hash_key, clock, metrics.tenants.clone())
+        Tenants::load(
+            path,
+            config.tenant_rules.clone(),
+            config.routing.hash_key,
+            clock,
+            metrics.tenants.clone(),
+        )
     };
     Ok((tls, config.tenants_file.clone().map(load).transpose()?))
 }
@@ -222,5 +234,5 @@ async fn follow_tenants(live: Live) {
 }
 
 fn block_bytes(config: &Config) -> NonZeroUsize {
-    config.block_bytes.unwrap_or(NonZeroUsize::new(limits::BLOCK_BYTES).unwrap_or(NonZeroUsize::MIN))
+    config.routing.block_bytes.unwrap_or(NonZeroUsize::new(limits::BLOCK_BYTES).unwrap_or(NonZeroUsize::MIN))
 }

@@ -93,8 +93,8 @@ pub fn start(
 
     let Assembly { parts, scale, memory, background, traces } = assemble(config)?;
     let (live, tls) = (parts.live.clone(), parts.tls.clone());
-    let (router, members) = (Arc::clone(&parts.router), Arc::clone(&parts.members));
-    let gateway_id = parts.peers.own;
+    let (router, members, gateway_id) =
+        (Arc::clone(&parts.router), Arc::clone(&parts.members), parts.peers.own);
     let (metrics, intake) = (Arc::clone(&parts.metrics), Arc::clone(&parts.intake));
     let (upstream, shortages) = (parts.upstream.clone(), parts.upstream.shortages().clone());
     hold_what_fits(&intake, config);
@@ -135,12 +135,11 @@ pub fn start(
     };
     let (retire, retired) = watch::channel(false);
     let operating = serve_operators(config, (admin_listener, shortages), admin, (may_operate, on(retired)));
-    let scheme = if config.tls.is_some() { "https" } else { "http" };
     Ok(Gateway {
         addr,
         admin_addr,
         scaler_addr,
-        scheme,
+        scheme: if config.tls.is_some() { "https" } else { "http" },
         router,
         members,
         reloader,
@@ -162,9 +161,9 @@ pub fn start(
 
 /// No more clients than there are descriptors for, with their requests' connections.
 fn hold_what_fits(intake: &Intake, config: &Config) {
-    let fit = descriptors::clients_that_fit(config.max_in_flight);
+    let fit = descriptors::clients_that_fit(config.limits.max_in_flight);
     intake.hold_at_most(fit);
-    let (limit, wanted) = (descriptors::limit(), config.max_connections);
+    let (limit, wanted) = (descriptors::limit(), config.limits.max_connections);
     if fit >= wanted {
         return;
     }
@@ -192,7 +191,7 @@ fn serve_operators(
     ),
 ) -> JoinHandle<()> {
     let connections = admin.metrics.connections.clone();
-    let intake = Intake::new(config.max_connections, config.timeouts.header_read, OPERATORS_DRAIN);
+    let intake = Intake::new(config.limits.max_connections, config.timeouts.header_read, OPERATORS_DRAIN);
     let client_stall = config.timeouts.client_stall;
     let operators = Server {
         listener,
@@ -278,7 +277,7 @@ impl Gateway {
             self.retire.send_replace(true);
             self.scaling.iter().for_each(JoinHandle::abort);
         } else {
-            clock::sleep(self.reloader.current().await.drain_delay).await;
+            clock::sleep(self.reloader.current().await.limits.drain_delay).await;
         }
         self.stop.send_replace(true);
         let (open, patience) = (self.memory.router.metrics().in_flight.get(), self.intake.drain_timeout());
@@ -369,8 +368,8 @@ async fn sockets(config: &mut Config) -> io::Result<(Sockets, Option<Predecessor
         None => None,
     };
     let Some((predecessor, handles)) = found else { return Ok((Sockets::open(config).await?, None)) };
-    if config.hash_key_file.is_none() {
-        config.hash_key = predecessor.legacy.hash_key;
+    if config.routing.hash_key_file.is_none() {
+        config.routing.hash_key = predecessor.legacy.hash_key;
     }
     Ok((Sockets::inherit(handles, config).await?, Some(predecessor)))
 }
@@ -404,7 +403,7 @@ async fn until_the_end(
 async fn embedded(config: &mut Config) -> io::Result<crate::process::embedded::Embedded> {
     let workers = crate::process::embedded::start().await?;
     config.workers = workers.configs();
-    config.block_bytes = config.block_bytes.or(Some(crate::process::embedded::BLOCK_BYTES));
+    config.routing.block_bytes = config.routing.block_bytes.or(Some(crate::process::embedded::BLOCK_BYTES));
     Ok(workers)
 }
 

@@ -1,5 +1,5 @@
-//! A request's body as it arrives: in the room that it may have, and where it is large in turns with the others
-//! that arrive at the same core.
+//! A request's body as it arrives: in the room that it may have, and where it is large in turns with the
+//! others that arrive at the same core.
 
 use std::{
     future::poll_fn,
@@ -118,7 +118,7 @@ impl<B: Body<Data = Bytes> + Unpin> InTurns<B> {
             return self.poll_in_turn(cx);
         }
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        self.came_bytes += bytes_of(&frame);
+        self.came_bytes += bytes_of(frame.as_ref());
         Poll::Ready(frame)
     }
 
@@ -127,15 +127,15 @@ impl<B: Body<Data = Bytes> + Unpin> InTurns<B> {
         ready!(turns.poll_turn(cx));
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         match &polled {
-            Poll::Ready(frame) => turns.copied(bytes_of(frame)),
+            Poll::Ready(frame) => turns.copied(bytes_of(frame.as_ref())),
             Poll::Pending => turns.nothing_yet(cx),
         }
         polled
     }
 }
 
-fn bytes_of<E>(frame: &Option<Result<Frame<Bytes>, E>>) -> usize {
-    frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()).map_or(0, Bytes::len)
+fn bytes_of<E>(frame: Option<&Result<Frame<Bytes>, E>>) -> usize {
+    frame.and_then(|frame| frame.as_ref().ok()?.data_ref()).map_or(0, Bytes::len)
 }
 
 #[cfg(test)]

@@ -6,7 +6,10 @@
 //! that is gone drops its choice, whose ticket asks the room for the next one.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -16,10 +19,10 @@ use keyway_core::{
     may_wait,
     pick::{Candidate, Pick, Turn},
     quote,
-    waiting_room::{Ahead, CandidateSet, Place, Quote, Share, WaitingRoom, WorkerChooser},
+    waiting_room::{Ahead, CandidateSet, Place, Quote, RoomRules, Share, WaitingRoom, WorkerChooser},
 };
-use parking_lot::MutexGuard;
-use tokio::sync::oneshot;
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::{Notify, oneshot};
 
 use super::{Choice, Router, Rules, Setting, Ticket, setting::Few};
 use crate::{
@@ -41,6 +44,46 @@ pub(super) struct Held {
     entered: Duration,
     /// Tells the task that waits; `None` while the request comes, when what is decided is handed back.
     begin: Option<oneshot::Sender<Decided>>,
+}
+
+/// Requests that wait, and what wakes them.
+#[derive(Debug)]
+pub(super) struct Holding {
+    room: Mutex<WaitingRoom<Held>>,
+    /// Requests in the room, to know without its lock that there are none.
+    requests: AtomicUsize,
+    /// How often the fleet has changed, and what those in the room have been told of that.
+    pub(super) fleet_changes: AtomicU64,
+    told_changes: AtomicU64,
+    /// When the room is looked at again.
+    alarm: Mutex<Option<Duration>>,
+    /// Tells who waits for a first worker that the fleet has changed.
+    pub(super) changed: Notify,
+}
+
+impl Default for Holding {
+    fn default() -> Self {
+        Self {
+            room: Mutex::new(WaitingRoom::new(RoomRules::default())),
+            requests: AtomicUsize::new(0),
+            fleet_changes: AtomicU64::new(0),
+            told_changes: AtomicU64::new(0),
+            alarm: Mutex::default(),
+            changed: Notify::new(),
+        }
+    }
+}
+
+impl Holding {
+    /// Lets requests wait by these rules from now on.
+    pub(super) fn set_rules(&self, rules: RoomRules) {
+        self.room.lock().set_rules(rules);
+    }
+
+    /// Whether requests wait, as far as can be known without the room's lock.
+    pub(super) fn any_wait(&self) -> bool {
+        self.requests.load(Ordering::Relaxed) > 0
+    }
 }
 
 impl Held {
@@ -112,7 +155,7 @@ struct LeaveOnDrop<'a> {
 
 impl Drop for LeaveOnDrop<'_> {
     fn drop(&mut self) {
-        let held = self.router.room.lock().leave(self.place);
+        let held = self.router.holding.room.lock().leave(self.place);
         if held.is_some() {
             self.router.pump();
         }
@@ -134,15 +177,15 @@ impl Router {
 
     /// Enters the room, and begins what can begin now: this request, mostly.
     fn enter(self: &Arc<Self>, request: &RequestInfo, tried: &[WorkerId]) -> Result<Entered<'_>, Error> {
-        let known_fleet = self.fleet_changes.load(Ordering::Acquire);
+        let known_fleet = self.holding.fleet_changes.load(Ordering::Acquire);
         let setting = self.setting(request, tried)?;
         let share = Share { tokens: setting.prompt_tokens as f64, ..request.share };
         let (model, tried) = (request.model.clone(), tried.to_vec());
-        let mut room = self.room.lock();
+        let mut room = self.holding.room.lock();
         let entered = self.now();
         let (index_owner, streams) = (request.index_owner, request.stream);
         let mut held = Held { setting, index_owner, streams, model, tried, entered, begin: None };
-        self.finish_lingering(entered);
+        self.index.finish_lingering(entered);
         room.admit(entered, &share).map_err(|retry_after| Error::TooBusy { retry_after })?;
         if self.tell_of_the_fleet(&mut room) != known_fleet {
             held.look_again(&self.fleet);
@@ -170,8 +213,8 @@ impl Router {
     /// Begins whatever can begin now.
     pub(super) fn pump(self: &Arc<Self>) {
         // Almost always no request waits.
-        if self.holding.load(Ordering::Acquire) > 0 {
-            let mut room = self.room.lock();
+        if self.holding.requests.load(Ordering::Acquire) > 0 {
+            let mut room = self.holding.room.lock();
             self.tell_of_the_fleet(&mut room);
             let (decisions, room) = self.counter(&room, self.now()).release(room);
             drop(room);
@@ -181,8 +224,8 @@ impl Router {
 
     /// Requests that wait may go to workers that have come up since. Returns how often the fleet has changed.
     fn tell_of_the_fleet(&self, room: &mut WaitingRoom<Held>) -> u64 {
-        let changes = self.fleet_changes.load(Ordering::Acquire);
-        if self.told_changes.swap(changes, Ordering::AcqRel) != changes {
+        let changes = self.holding.fleet_changes.load(Ordering::Acquire);
+        if self.holding.told_changes.swap(changes, Ordering::AcqRel) != changes {
             room.requests_mut().for_each(|held| held.look_again(&self.fleet));
         }
         changes
@@ -191,7 +234,7 @@ impl Router {
     fn counter(self: &Arc<Self>, room: &WaitingRoom<Held>, now: Duration) -> Counter<'_> {
         Counter {
             router: self,
-            index: self.settled_index(),
+            index: self.index.settled(),
             now,
             horizon_ms: room.rules().horizon_ms,
             rules: *self.rules.read(),
@@ -205,7 +248,7 @@ impl Router {
     /// Looks at the room again at `wake`, unless an alarm is set for an earlier time.
     fn set_alarm(self: &Arc<Self>, now: Duration, wake: Option<Duration>) {
         let Some(wake) = wake else { return };
-        let mut alarm = self.alarm.lock();
+        let mut alarm = self.holding.alarm.lock();
         // A runtime that is gone has no task that waits for an answer.
         let (true, Ok(runtime)) = (alarm.is_none_or(|at| wake < at), tokio::runtime::Handle::try_current())
         else {
@@ -216,7 +259,7 @@ impl Router {
         runtime.spawn(async move {
             clock::sleep(wake.saturating_sub(now)).await;
             if let Some(router) = router.upgrade() {
-                let mut alarm = router.alarm.lock();
+                let mut alarm = router.holding.alarm.lock();
                 if *alarm == Some(wake) {
                     *alarm = None;
                 }
@@ -253,7 +296,7 @@ impl Counter<'_> {
         room.release(self.now, &mut self);
         let Self { router, index, now, decisions, .. } = self;
         drop(index);
-        router.holding.store(room.len(), Ordering::Release);
+        router.holding.requests.store(room.len(), Ordering::Release);
         router.metrics.holding.set(room.len() as i64);
         router.set_alarm(now, room.wake());
         (decisions, room)

@@ -86,7 +86,7 @@ impl Memory {
         let Some(file) = self.file.as_ref().filter(|file| file.exists()) else { return };
         match read(file, self.keyer, index_bytes) {
             Ok(Read { remembered, stored }) => {
-                self.router.remember(remembered);
+                self.router.index().remember(remembered);
                 if let Some(state) = self.router.stored_state() {
                     let keep = state.keep();
                     let young = stored.into_iter().filter(|(_, _, age)| *age < keep);
@@ -172,7 +172,7 @@ fn encode(fleet: &Fleet, router: &Router, keyer: KeyerConfig) -> (Vec<u8>, usize
         out.extend(name);
         for id in [worker.id, worker.residency.token_id] {
             // So many blocks are copied under the lock, and no more of them at a time.
-            let blocks: Blocks = router.with_index(|index| index.by_recency(id).collect());
+            let blocks: Blocks = router.index().with(|index| index.by_recency(id).collect());
             out.extend((blocks.rows.len() as u64).to_le_bytes());
             let row =
                 |(owner, count): &(index::Owner, u64)| [u64::from(owner.0), *count].map(u64::to_le_bytes);
@@ -320,7 +320,7 @@ mod tests {
         let all = router.fleet().all();
         let (first, first_own) = (all[0].id, all[0].residency.token_id);
         let (early, late) = chain.split_at(4);
-        router.with_index(|index| {
+        router.index().with(|index| {
             drop(index.place(first, early));
             drop(index.place_of(TENANT, first, late));
             drop(index.place(first_own, &[BlockHash(20), BlockHash(21)]));

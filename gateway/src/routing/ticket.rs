@@ -8,7 +8,6 @@ use super::{Accusation, Router};
 use crate::{
     demand::Demand,
     fleet::{Worker, ejection::BreakerPermit},
-    limits::{EXPECTED_LINGER, EXPECTED_LINGER_MAX},
     metrics::WorkerSeries,
     routing::refusal::Charge,
 };
@@ -191,33 +190,6 @@ impl Ticket {
     }
 }
 
-impl Router {
-    /// The events of an answer that has just ended are on their way: until then its blocks count as held.
-    fn linger(&self, now: Duration, placement: Placement) {
-        let mut lingering = self.lingering.lock();
-        lingering.push_back((now, placement));
-        let surplus = (lingering.len() > EXPECTED_LINGER_MAX).then(|| lingering.pop_front()).flatten();
-        drop(lingering);
-        if let Some((_, oldest)) = surplus {
-            self.index.lock().finish(oldest);
-        }
-    }
-
-    /// Finishes placements whose events have come by now.
-    pub(super) fn finish_lingering(&self, now: Duration) {
-        let mut lingering = self.lingering.lock();
-        let over = lingering.iter().take_while(|(ended, _)| *ended + EXPECTED_LINGER <= now).count();
-        let finished: Vec<_> = lingering.drain(..over).collect();
-        drop(lingering);
-        if !finished.is_empty() {
-            let mut index = self.index.lock();
-            for (_, placement) in finished {
-                index.finish(placement);
-            }
-        }
-    }
-}
-
 impl Drop for Ticket {
     fn drop(&mut self) {
         // What counts for it first, and the index and the room after that: a bug in those must not leak a
@@ -231,7 +203,7 @@ impl Drop for Ticket {
         self.series().in_flight.dec();
         if let Some(placement) = self.placement.take() {
             if answered {
-                self.router.linger(now, placement);
+                self.router.index.linger(now, placement);
             } else {
                 self.router.index.lock().withdraw(placement);
             }

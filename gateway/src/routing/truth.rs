@@ -169,7 +169,7 @@ impl Router {
     ) {
         let worker = ticket.worker();
         let id = index_id(worker, request.tokens.is_some());
-        let mut index = self.settled_index();
+        let mut index = self.index.settled();
         let mut capacity = worker.residency.capacity.lock();
         let before = capacity.tokens();
         let block_tokens = self.block_tokens(request, worker);

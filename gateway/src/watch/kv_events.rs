@@ -82,7 +82,7 @@ struct Shared<'a>(&'a Router);
 
 impl Moments for Shared<'_> {
     fn moment<T>(&self, f: impl FnOnce(&mut PrefixIndex) -> T) -> T {
-        self.0.with_index_fairly(f)
+        self.0.index().with_fairly(f)
     }
 
     async fn between(&self) {
@@ -120,7 +120,7 @@ impl Follower {
         // An engine without snapshots ends the request for one at once, and is asked for a replay then.
         let recovery = if source.replay.is_some() { Recovery::Snapshot } else { Recovery::Nothing };
         let feed = KvFeed::new(worker.residency.token_id, router.hash_key(), recovery, KV_FEED_BLOCKS_MAX)
-            .with_tiers(router.counts_tiers().then_some(worker.residency.any_tier_id));
+            .with_tiers(router.options().fetch_tokens_per_ms.map(|_| worker.residency.any_tier_id));
         let label = [worker.name.as_str()];
         metrics.caches.kv_trusted.with_label_values(&label).set(0);
         Self {
@@ -255,7 +255,7 @@ impl Follower {
         let is_new =
             self.feed.is_synced() && !self.feed.is_barren() && self.worker.residency.set_trusted(true);
         if is_new {
-            self.router.with_index(|index| {
+            self.router.index().with(|index| {
                 index.set_exact(self.worker.residency.token_id, true);
                 self.router.bound_cache(&self.worker, index);
             });
@@ -291,7 +291,7 @@ impl Follower {
         let trusted = self.worker.residency.set_trusted(false);
         if trusted {
             // From here on what it held last is the state of a model.
-            self.router.with_index(|index| {
+            self.router.index().with(|index| {
                 index.set_exact(self.worker.residency.token_id, false);
                 self.router.bound_cache(&self.worker, index);
             });

@@ -120,7 +120,7 @@ impl Members {
         if worker.config().had_v1 {
             tracing::info!(worker = %worker.name, "the /v1 of the worker's URL is left out: requests bring their own");
         }
-        let known = self.router.recall(&worker);
+        let known = self.router.index().recall(&worker);
         if known > 0 {
             tracing::info!(worker = %worker.name, blocks = known, "its cache is remembered from a snapshot");
         }
@@ -138,7 +138,7 @@ impl Members {
             was_up: AtomicBool::new(false),
         };
         tasks.push(tokio::spawn(watch.run()));
-        if let Some(every) = self.router.load_scrape() {
+        if let Some(every) = self.router.options().load_scrape {
             let (router, upstream) = (Arc::clone(&self.router), self.upstream.clone());
             let asking = load_scrape::watch(Arc::clone(&worker), router, upstream, every);
             tasks.push(tokio::spawn(asking));
@@ -249,7 +249,7 @@ impl Members {
         tokio::spawn(async move {
             // Choices are made under the index's lock and count at the worker before it opens: a request that
             // chose this worker before it drained is counted once the lock could be taken.
-            while members.router.with_index(|_| worker.load.requests()) > 0 {
+            while members.router.index().with(|_| worker.load.requests()) > 0 {
                 clock::sleep(DRAIN_LOOK).await;
             }
             members.drained(&worker).await;
@@ -266,7 +266,7 @@ impl Members {
             // ended.
             let _ = task.await;
         }
-        self.router.forget_cache(worker);
+        self.router.index().forget_worker(worker, self.router.now());
         // Drained by hand, it stays on the list, so that its source does not bring it back.
         if !self.by_hand(worker) {
             self.forget(worker);

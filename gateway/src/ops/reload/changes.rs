@@ -28,15 +28,15 @@ macro_rules! differing {
 
 /// What only a restart takes over, once for both: what is named is kept.
 macro_rules! at_the_start {
-    ($($key:literal: $field:ident),+ $(,)?) => {
+    ($($key:literal: $($field:ident).+),+ $(,)?) => {
         /// Those of these keys whose values differ.
         fn only_at_the_start(old: &Config, new: &Config) -> Vec<&'static str> {
-            differing!(old, new; $($key: $field),+)
+            differing!(old, new; $($key: $($field).+),+)
         }
 
         /// Puts the old values back: the process goes on with them.
         fn keep_from_the_start(old: &Config, new: &mut Config) {
-            $(new.$field.clone_from(&old.$field);)+
+            $(new.$($field).+.clone_from(&old.$($field).+);)+
         }
     };
 }
@@ -46,16 +46,16 @@ at_the_start! {
     "admin_listen": admin_listen,
     "handover_socket": handover_socket,
     "log_format": log_format,
-    "routing.block_bytes": block_bytes,
-    "routing.index_bytes": index_bytes,
-    "routing.hash_key_file": hash_key_file,
-    "routing.snapshot_file": snapshot_file,
-    "routing.decision_log": decision_log,
-    "routing.load_scrape_ms": load_scrape,
-    "routing.slow_start_ms": slow_start,
-    "routing.find_kv_events": finds_kv_events,
-    "routing.fetch_tokens_per_second": fetch_tokens_per_ms,
-    "limits.max_cores": max_cores,
+    "routing.block_bytes": routing.block_bytes,
+    "routing.index_bytes": routing.index_bytes,
+    "routing.hash_key_file": routing.hash_key_file,
+    "routing.snapshot_file": routing.snapshot_file,
+    "routing.decision_log": routing.decision_log,
+    "routing.load_scrape_ms": routing.load_scrape,
+    "routing.slow_start_ms": routing.slow_start,
+    "routing.find_kv_events": routing.finds_kv_events,
+    "routing.fetch_tokens_per_second": routing.fetch_tokens_per_ms,
+    "limits.max_cores": limits.max_cores,
     "scale": scale,
     "resume": resume,
     "stored_state": stored_state,
@@ -76,26 +76,29 @@ impl Changes {
             "auth.steering": tenant_rules.steering,
             "auth.admin_token_file": admin_token,
             "cors": cors,
-            "routing.expose": expose_routing,
-            "routing.ask_usage": ask_usage,
-            "routing.require_model": require_model,
-            "routing.hold": room,
-            "routing.session_hints": session_hints,
-            "routing.ignore": ignored,
-            "limits.max_body_bytes": max_body_bytes,
-            "limits.max_event_bytes": max_event_bytes,
-            "limits.max_body_memory_bytes": max_body_memory_bytes,
-            "limits.max_in_flight": max_in_flight,
-            "limits.max_connections": max_connections,
-            "limits.drain_seconds": drain_timeout,
-            "limits.drain_delay_seconds": drain_delay,
+            "routing.expose": routing.expose,
+            "routing.ask_usage": routing.ask_usage,
+            "routing.require_model": routing.require_model,
+            "routing.hold": routing.room,
+            "routing.session_hints": routing.session_hints,
+            "routing.ignore": routing.ignored,
+            "limits.max_body_bytes": limits.max_body_bytes,
+            "limits.max_event_bytes": limits.max_event_bytes,
+            "limits.max_body_memory_bytes": limits.max_body_memory_bytes,
+            "limits.max_in_flight": limits.max_in_flight,
+            "limits.max_connections": limits.max_connections,
+            "limits.drain_seconds": limits.drain_timeout,
+            "limits.drain_delay_seconds": limits.drain_delay,
             "limits.*_ms": timeouts,
         );
         let mut changed: Vec<&'static str> = changed;
         let mut needs_restart = only_at_the_start(old, new);
         // Without a file each reading draws another key.
-        let name = |config: &Config| Chain::new(config.hash_key, b"").push(b"");
-        if old.hash_key_file == new.hash_key_file && new.hash_key_file.is_some() && name(old) != name(new) {
+        let name = |config: &Config| Chain::new(config.routing.hash_key, b"").push(b"");
+        if old.routing.hash_key_file == new.routing.hash_key_file
+            && new.routing.hash_key_file.is_some()
+            && name(old) != name(new)
+        {
             needs_restart.push("routing.hash_key_file");
         }
         match (&old.tls, &new.tls) {
@@ -112,7 +115,7 @@ impl Changes {
             new.tls.clone_from(&old.tls);
         }
         // Drawn where no file has it.
-        new.hash_key = old.hash_key;
+        new.routing.hash_key = old.routing.hash_key;
         keep_from_the_start(old, new);
     }
 }

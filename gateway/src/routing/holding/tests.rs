@@ -27,7 +27,10 @@ fn router(workers: u32) -> Arc<Router> {
     let metrics = Arc::new(Metrics::new().unwrap());
     let router = Router::new(fleet, metrics, Clock::start(), Policy::Prefix, keyer(), 1 << 20);
     let rules = RoomRules { horizon_ms: 0.0, ..RoomRules::default() };
-    Arc::new(router.with_room(Some(rules)).with_slow_start(Some(Duration::from_secs(30))))
+    Arc::new(router.with_room(Some(rules)).with_options(crate::routing::RouterOptions {
+        slow_start: Some(Duration::from_secs(30)),
+        ..Default::default()
+    }))
 }
 
 fn request(prompt: &str) -> RequestInfo {

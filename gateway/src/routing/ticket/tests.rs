@@ -80,7 +80,7 @@ impl Parts {
         let rules = RoomRules { horizon_ms: 0.0, ..RoomRules::default() };
         let router = Arc::new(router.with_room(waits.then_some(rules)));
         // What the first one holds is only what it announces.
-        router.with_index(|index| index.set_exact(router.fleet().all()[0].id, true));
+        router.index().with(|index| index.set_exact(router.fleet().all()[0].id, true));
         let table = |name: &str| {
             let key = hex(&key_hash(name.as_bytes()));
             format!("[[tenant]]\nname = {name:?}\nkey_sha256 = [{key:?}]\nmax_in_flight = {OF_A_TENANT}\n")
@@ -165,9 +165,9 @@ impl Parts {
         let permits: Vec<_> = (0..=PLACES).map(|_| self.place()).collect();
         assert_eq!(permits.iter().filter(|permit| permit.is_some()).count(), PLACES);
         // What a worker is expected to hold lingers for its events, and then no more.
-        clock::sleep(EXPECTED_LINGER + Duration::from_millis(1)).await;
-        self.router.finish_lingering(self.router.now());
-        assert_eq!(self.router.with_index(|index| index.expected()), 0);
+        clock::sleep(crate::limits::EXPECTED_LINGER + Duration::from_millis(1)).await;
+        self.router.index.finish_lingering(self.router.now());
+        assert_eq!(self.router.index().with(|index| index.expected()), 0);
     }
 }
 

@@ -33,7 +33,7 @@ fn cache(block_size: u32) -> CacheConfig {
 fn overfill(router: &Router, id: WorkerId, blocks: u64, first: u64) {
     for start in (first..first + 2 * blocks).step_by(128) {
         let chain: Vec<_> = (start..start + 128).map(BlockHash).collect();
-        router.with_index(|index| drop(index.place(id, &chain)));
+        router.index().with(|index| drop(index.place(id, &chain)));
     }
 }
 
@@ -46,12 +46,12 @@ fn a_cache_holds_as_many_tokens_by_text_and_by_its_own_blocks_whatever_these_hav
         assert_eq!(router.cached_tokens(&worker), CACHE_TOKENS, "by text, blocks of {block_size}");
         let own = worker.residency.token_id;
         overfill(&router, own, CACHE_TOKENS / u64::from(block_size), 1 << 32);
-        let of = |id: WorkerId| router.with_index(|index| index.resident(id)) as u64;
+        let of = |id: WorkerId| router.index().with(|index| index.resident(id)) as u64;
         assert_eq!(of(own) * u64::from(block_size), CACHE_TOKENS, "by blocks of {block_size}");
         assert_eq!(of(worker.id) * u64::from(BLOCK_TOKENS), CACHE_TOKENS, "what is there by text stays");
         // An answer that shows that less is there makes both smaller.
         worker.residency.capacity.lock().observe(100_000, 0, 16, CACHE_TOKENS);
-        router.with_index(|index| router.bound_cache(&worker, index));
+        router.index().with(|index| router.bound_cache(&worker, index));
         let tokens = worker.residency.capacity.lock().tokens().unwrap();
         let most = |block: u64| tokens / block;
         assert_eq!((of(own), of(worker.id)), (most(block_size.into()), most(BLOCK_TOKENS.into())));
@@ -66,7 +66,7 @@ fn a_cache_whose_events_are_trusted_says_its_size_and_is_not_held_to_it() {
         let trust = || {
             residency.announce_block_size(64);
             residency.set_trusted(true);
-            router.with_index(|index| {
+            router.index().with(|index| {
                 index.set_exact(own, true);
                 router.bound_cache(&worker, index);
             });
@@ -81,7 +81,7 @@ fn a_cache_whose_events_are_trusted_says_its_size_and_is_not_held_to_it() {
         assert_eq!(residency.capacity.lock().tokens(), Some(CACHE_TOKENS), "{trusted_first}");
         assert_eq!(residency.block_size(), 64, "its events know better");
         let blocks = 2 * CACHE_TOKENS / 64;
-        let stored = |block: u64| router.with_index(|index| index.store_block(own, None, BlockHash(block)));
+        let stored = |block: u64| router.index().with(|index| index.store_block(own, None, BlockHash(block)));
         assert!((1..=blocks).all(stored));
         assert_eq!(router.cached_tokens(&worker), 2 * CACHE_TOKENS);
     }

@@ -57,7 +57,7 @@ impl Unsent {
         self.turns.as_mut().map_or(Poll::Ready(usize::MAX), |turns| turns.poll_turn(cx))
     }
 
-    /// The worker takes no more for now.
+    /// The worker takes no more yet.
     pub(super) fn nothing_yet(&mut self, cx: &mut Context<'_>) {
         if let Some(turns) = &mut self.turns {
             turns.nothing_yet(cx);
