@@ -6,6 +6,7 @@ mod address;
 mod cors;
 mod discovery;
 mod file;
+mod hint;
 mod kubernetes;
 mod limits;
 mod peers;

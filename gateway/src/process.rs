@@ -6,6 +6,7 @@ pub mod commands;
 #[cfg(feature = "embedded-worker")]
 pub mod embedded;
 pub mod handover;
+mod otel;
 pub mod run;
 pub mod signals;
 pub mod sockets;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     ConfigError, CorsFile, DiscoveryFile, PeersFile, ResumeFile, ScaleFile, StoredStateFile, TracesFile,
-    WorkerEntry, address, worker_url::without_secret,
+    WorkerEntry, address, hint, worker_url::without_secret,
 };
 use crate::{machine::log::LogFormat, net::tls::TlsFiles};
 
@@ -202,7 +202,8 @@ impl File {
             let at = error.span().map_or(0, |span| span.start);
             let number = text[..at].matches('\n').count() + 1;
             let line = text.lines().nth(number - 1).unwrap_or_default().trim();
-            ConfigError(format!("line {number}, `{line}`: {}", error.message().replace('\n', "; ")))
+            let message = hint::with_hint(&error.message().replace('\n', "; "));
+            ConfigError(format!("line {number}, `{line}`: {message}"))
         })
     }
 

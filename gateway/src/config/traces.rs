@@ -1,8 +1,8 @@
 //! `[traces]`: whether requests are traced, which of them, and where spans go.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
-use http::Uri;
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +25,13 @@ pub struct TracesFile {
     pub follow_client: Option<bool>,
     /// Version of OpenTelemetry's names for generative AI: `latest`, `1.36` or `off` (latest).
     pub genai: Option<GenAi>,
+    /// `service.name` of the spans (keyway).
+    pub service_name: Option<String>,
+    /// What else they say of this gateway, such as `deployment.environment.name`.
+    pub resource: BTreeMap<String, String>,
+    /// Headers of the requests to the collector, often a secret: they come by the environment alone.
+    #[serde(skip)]
+    pub headers: Vec<(String, String)>,
 }
 
 /// `[traces]`, validated; made only where a collector is named.
@@ -36,6 +43,12 @@ pub struct TracesConfig {
     pub tls: Option<Arc<ClientTls>>,
     /// What is traced, and how it is named.
     pub rules: TraceRules,
+    /// `service.name` of the spans.
+    pub service_name: String,
+    /// What else they say of this gateway.
+    pub resource: BTreeMap<String, String>,
+    /// Headers of the requests to the collector.
+    pub headers: HeaderMap,
 }
 
 /// What decides which requests are traced, and how spans are named.
@@ -86,6 +99,22 @@ impl TracesFile {
             follow_client: self.follow_client.unwrap_or(true),
             genai: self.genai.unwrap_or_default(),
         };
-        Ok(Some(TracesConfig { endpoint, tls, rules }))
+        Ok(Some(TracesConfig {
+            endpoint,
+            tls,
+            rules,
+            service_name: self.service_name.clone().unwrap_or_else(|| "keyway".to_owned()),
+            resource: self.resource.clone(),
+            headers: self.headers.iter().map(header).collect::<Result<_, _>>()?,
+        }))
     }
+}
+
+/// A header of the requests to the collector; its value is in no message, as it may be a secret.
+fn header((name, value): &(String, String)) -> Result<(HeaderName, HeaderValue), ConfigError> {
+    let wrong =
+        || ConfigError(format!("the header {name:?} of the requests to the traces' collector is none"));
+    let mut value = HeaderValue::from_str(value).map_err(|_| wrong())?;
+    value.set_sensitive(true);
+    Ok((name.parse().map_err(|_| wrong())?, value))
 }

@@ -9,6 +9,7 @@ use crate::{
     config::{Config, ConfigError, File, ModelTable, WorkerEntry, listen_address},
     machine::log::LogFormat,
     ops::check,
+    process::otel,
 };
 
 const AFTER: &str = "\
@@ -159,6 +160,7 @@ impl ServeArgs {
         file.routing.expose |= self.expose;
         file.routing.decision_log = self.decision_log.or(file.routing.decision_log);
         file.traces.otlp_endpoint = self.otlp_endpoint.or(file.traces.otlp_endpoint);
+        otel::fill(&mut file.traces, |name| std::env::var(name).ok())?;
         if !self.worker.is_empty() {
             file.worker = self.worker.into_iter().map(WorkerEntry::Url).collect();
         }

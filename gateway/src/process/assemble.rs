@@ -150,7 +150,7 @@ fn traces(config: &Config, upstream: &Upstream, metrics: &Metrics) -> Option<Tra
     let traces = config.traces.as_ref()?;
     let spans = metrics.traces.spans.clone();
     tracing::info!(collector = %traces.endpoint, "requests are traced");
-    Some(Traces::start(traces.rules.clone(), &traces.endpoint, traces.tls.clone(), upstream.clone(), spans))
+    Some(Traces::start(traces.clone(), upstream.clone(), spans))
 }
 
 fn router(

@@ -1,10 +1,10 @@
 //! Sends spans to a collector by OTLP over HTTP (protobuf), in batches, from a queue that drops what does not
 //! fit: a collector that is slow or gone costs spans, never requests.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, StatusCode, Uri, header, uri::PathAndQuery};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header, uri::PathAndQuery};
 use prometheus::IntCounterVec;
 use prost::Message;
 use tokio::{
@@ -13,16 +13,16 @@ use tokio::{
 };
 
 use super::{
-    TraceRules, Tracer,
+    Tracer,
     otlp::{ExportRequest, Resource, ResourceSpans, Scope, ScopeSpans, Span, attribute},
 };
 use crate::{
     clock,
+    config::TracesConfig,
     limits::{
         MAX_QUEUED_TRACES, MAX_TRACE_BATCH, TRACE_BATCH_INTERVAL, TRACE_EXPORT_TIMEOUT, TRACE_EXPORT_TRIES,
         TRACE_RETRY_PAUSE,
     },
-    net::tls::ClientTls,
     upstream::{Origin, Outgoing, Upstream},
 };
 
@@ -39,25 +39,21 @@ pub struct Traces {
 }
 
 impl Traces {
-    /// Begins to send to the collector at `endpoint`.
-    pub fn start(
-        rules: TraceRules,
-        endpoint: &Uri,
-        tls: Option<Arc<ClientTls>>,
-        upstream: Upstream,
-        spans: IntCounterVec,
-    ) -> Self {
+    /// Begins to send to the collector that is configured.
+    pub fn start(config: TracesConfig, upstream: Upstream, spans: IntCounterVec) -> Self {
+        let TracesConfig { endpoint, tls, rules, service_name, resource, headers } = config;
         let (queue, queued) = mpsc::channel(MAX_QUEUED_TRACES);
         let (stop, stopped) = oneshot::channel();
         let target = format!("{}{PATH}", endpoint.path().trim_end_matches('/'));
         let exporter = Exporter {
             queued,
-            origin: Origin::of(endpoint, tls, false),
+            origin: Origin::of(&endpoint, tls, false),
             // A URL's own path and a fixed one make a path.
             target: target.parse().unwrap_or(PathAndQuery::from_static(PATH)),
             upstream,
             spans: spans.clone(),
-            instance: format!("{:016x}", fastrand::u64(..)),
+            about: about_this_gateway(service_name, resource),
+            headers,
         };
         let sending = tokio::spawn(exporter.run(stopped));
         Self { tracer: Arc::new(Tracer { rules, queue, spans }), stop, sending }
@@ -78,7 +74,21 @@ struct Exporter {
     target: PathAndQuery,
     upstream: Upstream,
     spans: IntCounterVec,
-    instance: String,
+    about: Resource,
+    headers: HeaderMap,
+}
+
+/// What spans say of the gateway; what the configuration says wins.
+fn about_this_gateway(service_name: String, resource: BTreeMap<String, String>) -> Resource {
+    let instance = format!("{:016x}", fastrand::u64(..));
+    let own = [
+        ("service.name", service_name),
+        ("service.version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("service.instance.id", instance),
+    ];
+    let mut all: BTreeMap<_, _> = own.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    all.extend(resource);
+    Resource { attributes: all.into_iter().map(|(name, value)| attribute(&name, value.as_str())).collect() }
 }
 
 impl Exporter {
@@ -155,6 +165,9 @@ impl Exporter {
     async fn post(&self, body: Bytes) -> Option<StatusCode> {
         // A batch that is sent again if it fails may be sent again.
         let mut request = Outgoing::own(Method::POST, self.target.clone(), body).repeatable(true);
+        for (name, value) in &self.headers {
+            request.set(name.clone(), value.clone());
+        }
         request.set(header::CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
         self.origin.sweep();
         let answer = self.upstream.send(&self.origin, request).await.ok()?;
@@ -162,16 +175,11 @@ impl Exporter {
     }
 
     fn request(&self, spans: Vec<Span>) -> ExportRequest {
-        let version = env!("CARGO_PKG_VERSION");
-        let attributes = vec![
-            attribute("service.name", "keyway"),
-            attribute("service.version", version),
-            attribute("service.instance.id", self.instance.as_str()),
-        ];
-        let scope = Scope { name: "keyway".to_owned(), version: version.to_owned() };
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let scope = Scope { name: "keyway".to_owned(), version };
         let scope_spans = vec![ScopeSpans { scope: Some(scope), spans }];
         ExportRequest {
-            resource_spans: vec![ResourceSpans { resource: Some(Resource { attributes }), scope_spans }],
+            resource_spans: vec![ResourceSpans { resource: Some(self.about.clone()), scope_spans }],
         }
     }
 }
