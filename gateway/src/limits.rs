@@ -292,6 +292,18 @@ pub const ALIVE_NOTE_INTERVAL: Duration = Duration::from_secs(2);
 /// minutes.
 pub const SAVED_HALF_LIFE: Duration = Duration::from_secs(600);
 
+/// Kinds of requests that did not end well that operators are shown: the last ones.
+pub const MAX_MISHAPS: usize = 64;
+
+/// What operators are shown of the past: samples so far apart, for an hour.
+pub const HISTORY_STEP: Duration = Duration::from_secs(10);
+
+/// Samples of an hour.
+pub const MAX_HISTORY_STEPS: usize = 360;
+
+/// Models that each sample tells apart; two megabytes in all at most.
+pub const MAX_HISTORY_MODELS: usize = 32;
+
 /// Largest request that is explained to operators: as large as one that is tokenised.
 pub const MAX_EXPLAIN_BYTES: usize = MAX_TOKENIZE_BYTES;
 

@@ -5,6 +5,7 @@ mod caches;
 mod fleet;
 mod forget;
 mod lifecycle;
+mod mishaps;
 mod obstacle;
 mod peers;
 mod per_model;
@@ -26,9 +27,10 @@ pub use self::{
     caches::{CacheMetrics, DriftMetrics},
     fleet::FleetMetrics,
     lifecycle::{CertificateMetrics, LifecycleMetrics, Validity},
+    mishaps::{Mishap, MishapKind, Mishaps},
     obstacle::Obstacle,
     peers::{PeerState, PeerStates},
-    per_model::ModelSeries,
+    per_model::{COMPLETE, ModelSeries, ModelTotals},
     per_worker::{Prediction, WorkerSeries},
     reference::Family,
     resume::ResumeMetrics,
@@ -42,7 +44,7 @@ use self::{
 };
 
 /// Seconds, from a cached short prompt to a cold 1M-token one.
-const TTFT_BUCKETS: [f64; 16] =
+pub(crate) const TTFT_BUCKETS: [f64; 16] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0];
 /// Seconds of routing work, from an empty index to a very long prompt.
 const ROUTING_BUCKETS: [f64; 8] = [0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.001, 0.01, 0.1];
@@ -102,6 +104,8 @@ pub struct Metrics {
     pub scale: ScaleMetrics,
     /// Addresses of other gateways, by whether they tell what they have at each worker.
     pub peers: PeerStates,
+    /// Requests that did not end well.
+    pub mishaps: Mishaps,
     /// What becomes of traces.
     pub traces: TraceMetrics,
     /// Streams that broke off.
@@ -255,6 +259,7 @@ impl Metrics {
             caches: CacheMetrics::declare(&d)?,
             scale: ScaleMetrics::declare(&d)?,
             peers: PeerStates::declare(&d)?,
+            mishaps: Mishaps::default(),
             traces: TraceMetrics::declare(&d)?,
             resume: ResumeMetrics::declare(&d)?,
             stored_state: StoredStateMetrics::declare(&d)?,
@@ -278,6 +283,11 @@ impl Metrics {
     /// The series for a model that a client named: its own if the fleet has it.
     pub fn model(&self, model: Option<&str>) -> Arc<ModelSeries> {
         self.per_model.get(model)
+    }
+
+    /// What has been counted of each model so far.
+    pub fn model_totals(&self) -> Vec<ModelTotals> {
+        self.per_model.totals()
     }
 
     /// Looks up the series of a worker. Its gauges appear, at 0 where no request has moved them.

@@ -3,4 +3,5 @@
 pub mod admin;
 pub mod check;
 pub mod explain;
+pub mod history;
 pub mod reload;

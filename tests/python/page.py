@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -68,13 +69,51 @@ def until(page, condition, arg=None):
     raise AssertionError(f"never came true: {condition}")
 
 
+def model_name():
+    return json.load(urllib.request.urlopen(f"{api}/v1/models"))["data"][0]["id"]
+
+
+def fail():
+    """A request that no worker is for."""
+    try:
+        post(f"{api}/v1/chat/completions", {"model": "no-such-model", "messages": [{"role": "user", "content": "canary"}]})
+    except urllib.error.HTTPError as error:
+        assert error.code == 404, error.code
+
+
 def load(n):
-    model = json.load(urllib.request.urlopen(f"{api}/v1/models"))["data"][0]["id"]
+    model = model_name()
     for i in range(n):
         text = f"A beginning that all share. {'word ' * 300} {i % 5}"
         body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 8, "stream": True,
                 "stream_options": {"include_usage": True}}
         post(f"{api}/v1/chat/completions", body)
+
+
+def large(browser):
+    """A thousand workers and fifty models: as many rows as a person looks at, and how long a refresh takes."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    workers = json.load(urllib.request.urlopen(f"{admin}/workers"))
+    many = [{**workers[0], "worker": f"10.0.{i // 250}.{i % 250}:8000", "models": [f"model-{i % 50}"]} for i in range(1000)]
+    metrics = urllib.request.urlopen(f"{admin}/metrics").read().decode()
+    picks = "".join(f'keyway_picks_total{{reason="{reason}",worker="{w["worker"]}"}} {i}\n' for i, w in enumerate(many) for reason in ("prefix", "load"))
+    hour = json.load(urllib.request.urlopen(f"{admin}/history"))
+    samples = range(360)
+    series = {"requests": [i % 90 for i in samples], "failed": [i % 3 for i in samples], "ttft_p50_s": [0.05] * 360, "ttft_p90_s": [0.2] * 360,
+              "hit_rate": [0.5] * 360}
+    hour |= {"at": [1.0 * i for i in samples], "in_flight": list(samples), "waiting": [0] * 360,
+             "models": [{"model": "all", **series}, *({"model": f"model-{i}", **series} for i in range(50))]}
+    for path, body in (("workers", json.dumps(many)), ("metrics", metrics + picks), ("history", json.dumps(hour))):
+        page.route(f"{admin}/{path}", lambda route, body=body: route.fulfill(body=body, content_type="text/plain"))
+    page.goto(admin)
+    until(page, "() => document.querySelectorAll('#workers tr').length >= 200")
+    assert page.locator("#workers tr").count() == 200 and page.inner_text("#shown") == "200 of 1000 shown"
+    page.fill("#filter", "model-7")
+    assert page.locator("#workers tr").count() == 20
+    page.fill("#filter", "")
+    took = page.evaluate("async () => { const began = performance.now(); await update(); return performance.now() - began; }")
+    print(f"a refresh with 1000 workers and 50 models: {took:.0f} ms")
+    page.close()
 
 
 try:
@@ -94,6 +133,26 @@ try:
             until(page, "before => document.querySelector('#when').innerText !== before", before)
             until(page, "() => [...document.querySelectorAll('#cards dd')].some(d => d.innerText.endsWith('%'))")
             until(page, "() => document.querySelectorAll('#scale section').length === 1")
+            # The last hour has a sample each 10 s.
+            until(page, "() => document.querySelectorAll('#charts figure').length === 4")
+            until(page, "() => document.querySelector('#charts path').getAttribute('d').length > 4")
+            until(page, "() => [...document.querySelectorAll('#model option')].length === 2")
+            fail()
+            until(page, "() => document.querySelector('#mishaps').innerText.includes('model_not_found')")
+            assert "canary" not in page.content(), "what a client asks for is not shown"
+            # Sorted and filtered.
+            names = "() => [...document.querySelectorAll('#workers th')].map(t => t.innerText)"
+            assert len(page.evaluate(names)) == 3
+            page.click("[data-sort=worker] button")
+            page.click("[data-sort=worker] button")
+            assert page.evaluate(names) == sorted(page.evaluate(names), reverse=True)
+            page.fill("#filter", f":{base + 1} ready")
+            assert page.evaluate(names) == [f"127.0.0.1:{base + 1}"]
+            page.fill("#filter", "")
+            page.fill("#body", "{no")
+            page.click("#explain button")
+            assert page.inner_text("#explained").startswith("This is no JSON")
+            page.fill("#body", json.dumps({"model": model_name(), "messages": [{"role": "user", "content": "Hello"}]}))
             # By keyboard alone: to the form, and sent.
             page.focus("#body")
             page.keyboard.press("Tab")
@@ -102,6 +161,10 @@ try:
             page.wait_for_selector("#explained table")
             assert page.locator("#explained tbody tr").count() == 3
             page.screenshot(path=f"{shots}/page-{scheme}.png", full_page=True)
+            if scheme == "light":
+                page.set_viewport_size({"width": 1600, "height": 900})
+                page.screenshot(path=f"{shots}/page-{scheme}-wide.png", full_page=True)
+                page.set_viewport_size({"width": 1280, "height": 900})
             found = Axe().run(page).response["violations"]
             serious = [(v["id"], v["nodes"][0]["html"]) for v in found if v["impact"] in ("serious", "critical")]
             assert not serious, serious
@@ -113,6 +176,9 @@ try:
             assert not faults, faults
             if scheme == "dark":
                 name = f"127.0.0.1:{base}"
+                page.click(f"button[data-worker='{name}']")
+                until(page, "() => [...document.querySelectorAll('[data-worker]')].some(b => b.innerText === 'Drain now')")
+                assert page.locator("#workers .draining").count() == 0, "a drain asks first"
                 page.click(f"button[data-worker='{name}']")
                 page.wait_for_selector("#workers .draining")
                 page.click(f"button[data-worker='{name}']")
@@ -128,6 +194,7 @@ try:
                 assert not refused, refused
             page.close()
         assert not elsewhere, elsewhere
+        large(browser)
         browser.close()
     print("page: all well")
 finally:

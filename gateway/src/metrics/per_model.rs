@@ -2,11 +2,14 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use parking_lot::RwLock;
-use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec};
+use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, core::Metric};
 
 use super::{Declare, TTFT_BUCKETS};
 use crate::limits::MAX_MODEL_LABELS;
@@ -14,6 +17,9 @@ use crate::limits::MAX_MODEL_LABELS;
 /// Seconds, from speculative decoding to a badly overloaded batch.
 const ITL_BUCKETS: [f64; 15] =
     [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 20.0, 80.0, 300.0];
+
+/// The outcome of a request that ended well.
+pub const COMPLETE: &str = "complete";
 
 /// Of what is counted by model.
 #[derive(Debug, Clone)]
@@ -60,12 +66,31 @@ impl Families {
     }
 }
 
+/// What has been counted of a model.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ModelTotals {
+    /// The value of `model` in its series.
+    pub model: String,
+    /// Requests that have ended.
+    pub ended: u64,
+    /// Those of them that did not end well.
+    pub failed: u64,
+    /// Times to the first token, by the histogram's buckets and above the last of them; not cumulative.
+    pub ttft: [u64; TTFT_BUCKETS.len() + 1],
+    /// Prompt tokens, as workers report them.
+    pub prompt_tokens: u64,
+    /// Those that were found cached.
+    pub cached_tokens: u64,
+}
+
 /// Handles of one model's series. A series appears when it is first counted.
 #[derive(Debug)]
 pub struct ModelSeries {
     label: String,
     families: Families,
     complete: OnceLock<IntCounter>,
+    /// All that ended in another way.
+    failed: AtomicU64,
     ttft: OnceLock<Histogram>,
     itl: OnceLock<Histogram>,
     tokens: OnceLock<[IntCounter; 4]>,
@@ -77,6 +102,7 @@ impl ModelSeries {
             label: label.to_owned(),
             families: families.clone(),
             complete: OnceLock::new(),
+            failed: AtomicU64::new(0),
             ttft: OnceLock::new(),
             itl: OnceLock::new(),
             tokens: OnceLock::new(),
@@ -91,10 +117,26 @@ impl ModelSeries {
     /// Counts a request that ended this way.
     pub fn ended(&self, outcome: &'static str) {
         let of = |outcome| self.families.requests.with_label_values(&[self.label.as_str(), outcome]);
-        if outcome == "complete" {
+        if outcome == COMPLETE {
             self.complete.get_or_init(|| of(outcome)).inc();
         } else {
+            self.failed.fetch_add(1, Relaxed);
             of(outcome).inc();
+        }
+    }
+
+    fn totals(&self) -> ModelTotals {
+        let complete = self.complete.get().map_or(0, IntCounter::get);
+        let failed = self.failed.load(Relaxed);
+        let ttft = self.ttft.get().map(buckets).unwrap_or_default();
+        let tokens = |at: usize| self.tokens.get().map_or(0, |counters| counters[at].get());
+        ModelTotals {
+            model: self.label.clone(),
+            ended: complete + failed,
+            failed,
+            ttft,
+            prompt_tokens: tokens(0),
+            cached_tokens: tokens(3),
         }
     }
 
@@ -126,6 +168,18 @@ impl ModelSeries {
     }
 }
 
+/// How many a histogram has in each of its buckets, and above the last.
+fn buckets(histogram: &Histogram) -> [u64; TTFT_BUCKETS.len() + 1] {
+    let metric = histogram.metric();
+    let found = metric.get_histogram();
+    let up_to = found.get_bucket().iter().map(prometheus::proto::Bucket::cumulative_count);
+    let (mut counts, mut below) = ([0; TTFT_BUCKETS.len() + 1], 0);
+    for (count, up_to) in counts.iter_mut().zip(up_to.chain([found.get_sample_count()])) {
+        (*count, below) = (up_to.saturating_sub(below), up_to);
+    }
+    counts
+}
+
 /// The models that have series of their own, and the two rows for the rest.
 #[derive(Debug)]
 pub(super) struct PerModel {
@@ -153,6 +207,14 @@ impl PerModel {
         if known.len() < MAX_MODEL_LABELS {
             known.entry(model.to_owned()).or_insert_with(|| ModelSeries::new(model, &self.families));
         }
+    }
+
+    /// Of each model that has counted something.
+    pub(super) fn totals(&self) -> Vec<ModelTotals> {
+        let known = self.known.read();
+        let all = known.values().chain([&self.other, &self.none]);
+        let totals = all.map(|series| series.totals()).filter(|totals| totals.ended > 0);
+        totals.collect()
     }
 
     pub(super) fn get(&self, model: Option<&str>) -> Arc<ModelSeries> {

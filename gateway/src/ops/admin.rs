@@ -26,7 +26,7 @@ use crate::{
     limits::{CORE_PATIENCE, MAX_EXPLAIN_BYTES},
     machine::{cores::Cores, threads},
     metrics::Metrics,
-    ops::{explain::explain, reload::Reloader},
+    ops::{explain::explain, history::History, reload::Reloader},
     prompt::work::Work,
     proxy::{
         arriving,
@@ -42,6 +42,8 @@ use crate::{
 
 const INDEX: &str = "Keyway admin\n\n/livez    200 while clients are served\n/readyz   200 once a worker is ready\n\
     /metrics  Prometheus text format\n/workers  the fleet as JSON\n/scale    workers each model needs, term by term\n\
+    /history  the last hour of each model as JSON, a sample each 10 s: requests, TTFT, hits\n\
+    /mishaps  requests that did not end well as JSON, by what they have in common\n\
     /load     what this gateway has at each worker, as it changes: lines of JSON, for other gateways\n\
     /explain  POST a request's body (8 MiB at most): where it would go, and why; ?path=/v1/completions if it is no chat\n\
     /workers  POST a [[worker]] table as JSON to add it; DELETE /workers/NAME; POST /workers/NAME/drain, /undrain\n\
@@ -69,6 +71,8 @@ pub struct Admin {
     pub members: Arc<Members>,
     /// How many workers each model needs.
     pub scale: Arc<Autoscale>,
+    /// The last hour.
+    pub history: Arc<History>,
     /// Where clients are served, if not where operators are.
     pub cores: Option<Arc<Cores>>,
 }
@@ -145,6 +149,8 @@ fn answer(request: &Request, admin: &Admin, answered: Answered) -> Response {
         "/" => page(),
         "/help" => text(StatusCode::OK, "text/plain; charset=utf-8", INDEX),
         "/scale" => json_answer(StatusCode::OK, &admin.scale.rows()),
+        "/history" => json_answer(StatusCode::OK, &admin.history.hour()),
+        "/mishaps" => json_answer(StatusCode::OK, &metrics.mishaps.newest_first()),
         // Where a successor has the socket, who asks asks for both: it is ready.
         "/readyz" if admin.leaving.began() && !admin.leaving.succeeded() => {
             text(StatusCode::SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", "the gateway is ending\n")

@@ -19,7 +19,10 @@ use crate::{
     machine::descriptors::Shortages,
     metrics::Metrics,
     net::{Connector, tls::ServerTls},
-    ops::reload::{Parts, look_for_workers},
+    ops::{
+        history::History,
+        reload::{Parts, look_for_workers},
+    },
     prompt::{drift::DriftDoctor, ignored::Ignored, request::KeyerConfig, token_keyer::TokenKeyer},
     proxy::{dispatch::Dispatch, reading::BodyReader, resume::Resumer, retry_limits::RetryLimits},
     routing::{Router, RouterOptions, decision_log::DecisionLog, snapshot::Memory},
@@ -40,6 +43,8 @@ pub struct Assembly {
     pub parts: Parts,
     /// How many workers each model needs.
     pub scale: Arc<Autoscale>,
+    /// The last hour, for operators.
+    pub history: Arc<History>,
     /// Reads and writes the snapshot of the index, where a file for it is configured.
     pub memory: Memory,
     /// What runs beside them.
@@ -64,7 +69,11 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
     let discovery = Mutex::new(look_for_workers(&config.discovery, &members, &metrics));
     let scale = Autoscale::new(config.scale.clone(), Arc::clone(&metrics));
     let traces = traces(config, &upstream, &metrics);
-    let mut background = vec![tokio::spawn(Arc::clone(&scale).watch(Arc::clone(&router)))];
+    let history = Arc::new(History::default());
+    let mut background = vec![
+        tokio::spawn(Arc::clone(&scale).watch(Arc::clone(&router))),
+        tokio::spawn(Arc::clone(&history).keep(Arc::clone(&metrics))),
+    ];
 
     let admission =
         Admission::new(config.limits.max_in_flight, metrics.arriving.clone(), metrics.in_flight.clone());
@@ -96,7 +105,7 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
         peers,
         discovery,
     };
-    Ok(Assembly { parts, scale, memory, background, traces })
+    Ok(Assembly { parts, scale, history, memory, background, traces })
 }
 
 fn dispatch(

@@ -91,7 +91,7 @@ pub fn start(
     net::give_up_on_readers_after(&listener, config.timeouts.client_stall)?;
     let (addr, admin_addr) = (listener.local_addr()?, admin_listener.local_addr()?);
 
-    let Assembly { parts, scale, memory, background, traces } = assemble(config)?;
+    let Assembly { parts, scale, history, memory, background, traces } = assemble(config)?;
     let (live, tls) = (parts.live.clone(), parts.tls.clone());
     let (router, members, gateway_id) =
         (Arc::clone(&parts.router), Arc::clone(&parts.members), parts.peers.own);
@@ -131,6 +131,7 @@ pub fn start(
         leaving: Arc::clone(&leaving),
         members: Arc::clone(&members),
         scale,
+        history,
         cores,
     };
     let (retire, retired) = watch::channel(false);

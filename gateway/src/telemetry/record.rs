@@ -9,11 +9,11 @@ use parking_lot::Mutex;
 
 use crate::{
     access::tenants::Visit,
-    clock::Instant,
+    clock::{self, Instant},
     error::Error,
     fleet::Worker,
     machine::panics,
-    metrics::{Metrics, ModelSeries},
+    metrics::{COMPLETE, Metrics, MishapKind, ModelSeries},
     prompt::drift::Diagnosis,
     telemetry::trace::{Ended, RequestTrace},
     upstream::Outgoing,
@@ -181,6 +181,17 @@ impl Record {
         let outcome = line.outcome.unwrap_or("client_gone");
         let model = line.model.take().unwrap_or_else(|| self.metrics.model(None));
         model.ended(outcome);
+        if outcome != COMPLETE {
+            let kind = MishapKind {
+                outcome,
+                status: line.status,
+                model: model.label().to_owned(),
+                tenant: line.visit.as_ref().map(|visit| visit.tenant().name().to_owned()),
+                worker: line.worker.as_ref().map(|worker| worker.name.clone()).unwrap_or_default(),
+            };
+            let id = self.id.to_str().unwrap_or_default();
+            self.metrics.mishaps.add(kind, self.uri.path(), id, clock::unix_seconds());
+        }
         tracing::info!(
             target: "access",
             id = self.id.to_str().unwrap_or_default(),
