@@ -40,7 +40,7 @@ pub use self::{
     tenants::TenantRules,
     timeouts::Timeouts,
     traces::{GenAi, TraceRules, TracesConfig, TracesFile},
-    worker::{KvSource, WorkerConfig, WorkerEntry, WorkerTable, port_of},
+    worker::{KvSource, RankError, WorkerConfig, WorkerEntry, WorkerTable, port_of},
 };
 use crate::{
     machine::log::LogFormat,

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ConfigError, KubernetesFleet, KubernetesTable, WorkerConfig, WorkerTable,
+    ConfigError, KubernetesFleet, KubernetesTable, RankError, WorkerConfig, WorkerTable,
     worker_url::{WorkerUrl, without_secret},
 };
 use crate::limits;
@@ -150,7 +150,7 @@ impl DnsName {
         })?;
         let api_key = self.basic.clone().or(worker.api_key);
         let worker = WorkerConfig { api_key, had_v1: self.had_v1, ..worker };
-        let wrong = |why: String| ConfigError(format!("discovery.dns {:?}: {why}", self.table.url));
+        let wrong = |why: RankError| ConfigError(format!("discovery.dns {:?}: {why}", self.table.url));
         worker.by_rank(self.table.data_parallel_size).map_err(wrong)
     }
 }

@@ -6,7 +6,7 @@ use std::{net::IpAddr, path::PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ConfigError, WorkerConfig, WorkerTable};
+use super::{ConfigError, RankError, WorkerConfig, WorkerTable};
 
 /// The label by which Kubernetes says to which Service an EndpointSlice belongs.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -91,7 +91,7 @@ impl TryFrom<&KubernetesTable> for KubernetesFleet {
         };
         // All but the address is checked now, not at the first endpoint.
         let worker = fleet.worker(IpAddr::from([127, 0, 0, 1]), 1, None, false);
-        fleet.by_rank(worker.map_err(|error| wrong(&error.0))?).map_err(|why| wrong(&why))?;
+        fleet.by_rank(worker.map_err(|error| wrong(&error.0))?).map_err(|why| wrong(&why.to_string()))?;
         Ok(fleet)
     }
 }
@@ -126,7 +126,7 @@ impl KubernetesFleet {
     }
 
     /// The workers that one at an endpoint is: itself, or one for each of its ranks.
-    pub fn by_rank(&self, worker: WorkerConfig) -> Result<Vec<WorkerConfig>, String> {
+    pub fn by_rank(&self, worker: WorkerConfig) -> Result<Vec<WorkerConfig>, RankError> {
         worker.by_rank(self.table.data_parallel_size)
     }
 }

@@ -117,14 +117,39 @@ pub struct KvSource {
     pub replay: Option<String>,
 }
 
+/// Why a worker cannot be taken for several data-parallel engines.
+#[derive(Debug, thiserror::Error)]
+pub enum RankError {
+    /// There are none of them, or too many.
+    #[error("data_parallel_size must be from 1 to {}", limits::MAX_DATA_PARALLEL_RANKS)]
+    Count,
+    /// The port of an engine's KV events would be no port.
+    #[error("{address:?} has no port for rank {rank}")]
+    NoPort {
+        /// Where the first engine's KV events are.
+        address: String,
+        /// Which of the engines it is.
+        rank: u32,
+    },
+}
+
+/// Why a table does not say well where KV events are.
+#[derive(Debug, thiserror::Error)]
+enum KvSourceError {
+    #[error("{0:?} is no place to connect to for KV events; expected tcp://HOST:PORT")]
+    NoPlace(String),
+    #[error("kv_replay needs kv_events, the live stream that it completes")]
+    ReplayAlone,
+}
+
 impl KvSource {
     /// The ports of one of several data-parallel engines, as vLLM and SGLang count them.
-    fn of_rank(&self, rank: u32) -> Result<Self, String> {
+    fn of_rank(&self, rank: u32) -> Result<Self, RankError> {
         let shifted = |address: &String| {
             let (place, port) = address.rsplit_once(':').unwrap_or_default();
             let port = port.parse::<u16>().ok().and_then(|port| port.checked_add(u16::try_from(rank).ok()?));
             port.map(|port| format!("{place}:{port}"))
-                .ok_or_else(|| format!("{address:?} has no port for rank {rank}"))
+                .ok_or_else(|| RankError::NoPort { address: address.clone(), rank })
         };
         Ok(Self { events: shifted(&self.events)?, replay: self.replay.as_ref().map(shifted).transpose()? })
     }
@@ -142,16 +167,15 @@ impl WorkerConfig {
     /// The workers that an entry of the configuration stands for: one for each data-parallel rank.
     pub fn all_of(table: &WorkerTable) -> Result<Vec<Self>, ConfigError> {
         let whole = Self::try_from(table)?;
-        let wrong = |why: String| ConfigError(format!("worker {:?}: {why}", without_secret(&table.url)));
+        let wrong = |why: RankError| ConfigError(format!("worker {:?}: {why}", without_secret(&table.url)));
         whole.by_rank(table.data_parallel_size).map_err(wrong)
     }
 
     /// The workers that it is, where there are several data-parallel engines behind its URL.
-    pub(super) fn by_rank(self, data_parallel_size: Option<u32>) -> Result<Vec<Self>, String> {
+    pub(super) fn by_rank(self, data_parallel_size: Option<u32>) -> Result<Vec<Self>, RankError> {
         let ranks = data_parallel_size.unwrap_or(1);
         if ranks == 0 || ranks > limits::MAX_DATA_PARALLEL_RANKS {
-            let most = limits::MAX_DATA_PARALLEL_RANKS;
-            return Err(format!("data_parallel_size must be from 1 to {most}"));
+            return Err(RankError::Count);
         }
         if ranks == 1 {
             return Ok(vec![self]);
@@ -234,20 +258,18 @@ impl WorkerTable {
         }
     }
 
-    fn kv_source(&self) -> Result<Option<KvSource>, String> {
+    fn kv_source(&self) -> Result<Option<KvSource>, KvSourceError> {
         for address in self.kv_events.iter().chain(&self.kv_replay) {
             let place = address.strip_prefix("tcp://").and_then(|place| place.rsplit_once(':'));
             let good = place.is_some_and(|(host, port)| {
                 !host.is_empty() && host != "*" && port.parse::<u16>().is_ok_and(|port| port > 0)
             });
             if !good {
-                return Err(format!(
-                    "{address:?} is no place to connect to for KV events; expected tcp://HOST:PORT"
-                ));
+                return Err(KvSourceError::NoPlace(address.clone()));
             }
         }
         match (&self.kv_events, &self.kv_replay) {
-            (None, Some(_)) => Err("kv_replay needs kv_events, the live stream that it completes".to_owned()),
+            (None, Some(_)) => Err(KvSourceError::ReplayAlone),
             (None, None) => Ok(None),
             (Some(events), replay) => Ok(Some(KvSource { events: events.clone(), replay: replay.clone() })),
         }
@@ -276,7 +298,7 @@ impl TryFrom<&WorkerTable> for WorkerConfig {
         if block_size == 0 {
             return Err(wrong("block_size must be above 0"));
         }
-        let kv_events = table.kv_source().map_err(|why| wrong(&why))?;
+        let kv_events = table.kv_source().map_err(|why| wrong(&why.to_string()))?;
         let api_key = match (&table.api_key_file, basic) {
             (Some(_), Some(_)) => {
                 return Err(wrong("a user in the URL and an api_key_file exclude each other"));

@@ -16,7 +16,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use keyway_text::{IncrementalTokenizer, TextModel};
+use keyway_text::{IncrementalTokenizer, TextError, TextModel};
 use parking_lot::Mutex;
 
 use self::job::Job;
@@ -60,14 +60,24 @@ struct Model {
     tokenizer: IncrementalTokenizer,
 }
 
-fn text_model(dir: &Path) -> Result<TextModel, String> {
+/// Why a model's tokenizer cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum TextModelError {
+    #[error(transparent)]
+    Text(#[from] TextError),
+    #[cfg(not(feature = "embedded-worker"))]
+    #[error("this build is without the embedded worker and its model")]
+    NoWorker,
+}
+
+fn text_model(dir: &Path) -> Result<TextModel, TextModelError> {
     match dir.to_str() {
         Some(RANDOM) => Ok(TextModel::builtin()),
         #[cfg(feature = "embedded-worker")]
-        Some(BUILTIN) => keyway_worker::builtin_text().map_err(|error| error.to_string()),
+        Some(BUILTIN) => Ok(keyway_worker::builtin_text()?),
         #[cfg(not(feature = "embedded-worker"))]
-        Some(BUILTIN) => Err("this build is without the embedded worker and its model".to_owned()),
-        _ => TextModel::from_dir(dir).map_err(|error| error.to_string()),
+        Some(BUILTIN) => Err(TextModelError::NoWorker),
+        _ => Ok(TextModel::from_dir(dir)?),
     }
 }
 

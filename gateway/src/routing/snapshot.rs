@@ -57,6 +57,27 @@ struct Read {
     stored: Vec<StoredId>,
 }
 
+/// Why a file is not used.
+#[derive(Debug, thiserror::Error)]
+enum SnapshotError {
+    #[error(transparent)]
+    Read(#[from] io::Error),
+    #[error("{0} bytes are more than the index's own")]
+    TooLarge(u64),
+    #[error("it is damaged")]
+    Damaged,
+    #[error("it is no snapshot of an index")]
+    NoSnapshot,
+    #[error("it is of another version")]
+    Version,
+    /// Blocks of the same text have other hashes here.
+    #[error("its blocks have other names: another hash_key_file or block_bytes")]
+    OtherNames,
+    /// It was written so many seconds ago.
+    #[error("it is {0:.0} s old")]
+    Old(f64),
+}
+
 /// An id of what a worker stores, whose it is, and its age when that was read.
 type StoredId = (u64, Owner, Duration);
 
@@ -93,7 +114,7 @@ impl Memory {
                     state.recall(young.map(|(id, owner, _)| (id, owner)).collect());
                 }
             }
-            Err(error) => tracing::warn!(error, "{} is not used", file.display()),
+            Err(error) => tracing::warn!(error = error.to_string(), "{} is not used", file.display()),
         }
     }
 }
@@ -108,12 +129,12 @@ pub fn write(path: &Path, router: &Router, keyer: KeyerConfig) -> io::Result<usi
 }
 
 /// Reads a snapshot of at most `index_bytes`' worth of blocks; the error says why it is not used.
-fn read(path: &Path, keyer: KeyerConfig, index_bytes: usize) -> Result<Read, String> {
-    let size = fs::metadata(path).map_err(|error| error.to_string())?.len();
+fn read(path: &Path, keyer: KeyerConfig, index_bytes: usize) -> Result<Read, SnapshotError> {
+    let size = fs::metadata(path)?.len();
     if size > (index_bytes + STORED_IDS_BYTES) as u64 {
-        return Err(format!("{size} bytes are more than the index's own"));
+        return Err(SnapshotError::TooLarge(size));
     }
-    decode(&fs::read(path).map_err(|error| error.to_string())?, keyer, clock::unix_seconds())
+    decode(&fs::read(path)?, keyer, clock::unix_seconds())
 }
 
 impl Remembered {
@@ -185,26 +206,26 @@ fn encode(fleet: &Fleet, router: &Router, keyer: KeyerConfig) -> (Vec<u8>, usize
     (out, total)
 }
 
-fn decode(bytes: &[u8], keyer: KeyerConfig, now: f64) -> Result<Read, String> {
-    let damaged = || "it is damaged".to_owned();
+fn decode(bytes: &[u8], keyer: KeyerConfig, now: f64) -> Result<Read, SnapshotError> {
+    let damaged = || SnapshotError::Damaged;
     let (body, sum) = bytes.split_last_chunk::<8>().ok_or_else(damaged)?;
     if !body.starts_with(MAGIC) || body.len() < HEAD_BYTES {
-        return Err("it is no snapshot of an index".to_owned());
+        return Err(SnapshotError::NoSnapshot);
     }
     let mut rest = Bytes(&body[MAGIC.len()..]);
     if rest.u32().ok_or_else(damaged)? != VERSION {
-        return Err("it is of another version".to_owned());
+        return Err(SnapshotError::Version);
     }
     if sum_of(body) != u64::from_le_bytes(*sum) {
         return Err(damaged());
     }
     let (check, block_bytes) = (rest.u64().ok_or_else(damaged)?, rest.u64().ok_or_else(damaged)?);
     if check != check_of(keyer.key) || block_bytes != keyer.block_bytes.get() as u64 {
-        return Err("its blocks have other names: another hash_key_file or block_bytes".to_owned());
+        return Err(SnapshotError::OtherNames);
     }
     let age = now - rest.u64().ok_or_else(damaged)? as f64;
     if age > SNAPSHOT_MAX_AGE.as_secs_f64() {
-        return Err(format!("it is {age:.0} s old"));
+        return Err(SnapshotError::Old(age));
     }
     let mut stored = rest.stored_ids().ok_or_else(damaged)?;
     let since = Duration::from_secs_f64(age.max(0.0));
@@ -364,7 +385,8 @@ mod tests {
     #[test]
     fn what_is_foreign_old_or_damaged_is_refused() {
         let (good, now) = (snapshot(), clock::unix_seconds());
-        let refused = |bytes: &[u8], key: u64, now: f64| decode(bytes, keyer(key), now).unwrap_err();
+        let refused =
+            |bytes: &[u8], key: u64, now: f64| decode(bytes, keyer(key), now).unwrap_err().to_string();
         assert!(refused(&good, 8, now).contains("other names"));
         assert!(refused(&good, 7, now + 1e6).contains("old"));
         assert!(refused(b"hello, this is not one, but it is long enough", 7, now).contains("no snapshot"));

@@ -2,11 +2,11 @@
 //! it is in `kubernetes.rs`. A look that fails changes nothing: a broken file or a silent name server must
 //! not take down a fleet that works; health takes out who is really gone.
 
-use std::{fs, path::Path, sync::Arc};
+use std::{fmt, fs, io, path::Path, sync::Arc};
 
 use crate::{
     clock,
-    config::{self, DiscoveryConfig, DnsName, File, WorkerConfig},
+    config::{self, ConfigError, DiscoveryConfig, DnsName, File, WorkerConfig},
     limits::MAX_WORKERS_FILE_BYTES,
     metrics::Metrics,
     net,
@@ -52,6 +52,24 @@ pub struct Looks {
     told: Option<String>,
 }
 
+/// Why workers could not be listed.
+#[derive(Debug, thiserror::Error)]
+enum ListError {
+    /// The file cannot be read.
+    #[error(transparent)]
+    Read(io::Error),
+    #[error("{0} bytes; at most {MAX_WORKERS_FILE_BYTES} are read")]
+    TooLarge(u64),
+    /// There is more in the file than workers.
+    #[error("{}", .0.message().replace('\n', "; "))]
+    NotWorkersAlone(#[from] toml::de::Error),
+    #[error(transparent)]
+    Workers(#[from] ConfigError),
+    /// The name has no addresses.
+    #[error(transparent)]
+    Resolve(io::Error),
+}
+
 impl Looks {
     /// At a place that was not looked at yet.
     pub fn new(source: Source, place: &str, members: &Arc<Members>, metrics: &Arc<Metrics>) -> Self {
@@ -59,7 +77,7 @@ impl Looks {
         Self { source, place: place.to_owned(), members, metrics, told: None }
     }
 
-    fn take(&mut self, found: Result<Vec<WorkerConfig>, String>) {
+    fn take(&mut self, found: Result<Vec<WorkerConfig>, ListError>) {
         match found {
             Ok(workers) => self.found(&workers.into_iter().map(Listed::from).collect::<Vec<_>>()),
             Err(error) => self.failed(&error),
@@ -74,12 +92,13 @@ impl Looks {
     }
 
     /// A look failed: nothing changes. Says what is wrong when that changes.
-    pub fn failed(&mut self, error: &str) {
+    pub fn failed(&mut self, error: &dyn fmt::Display) {
         self.count("failed");
-        if self.told.as_deref() != Some(error) {
+        let error = error.to_string();
+        if self.told.as_ref() != Some(&error) {
             let (source, place) = (self.source.as_str(), &self.place);
             tracing::warn!(source, place, %error, "workers could not be listed; those known stay");
-            self.told = Some(error.to_owned());
+            self.told = Some(error);
         }
     }
 
@@ -89,16 +108,16 @@ impl Looks {
 }
 
 /// The workers of a file: the `worker` list of the configuration, alone.
-fn listed(path: &Path) -> Result<Vec<WorkerConfig>, String> {
-    let size = fs::metadata(path).map_err(|error| error.to_string())?.len();
+fn listed(path: &Path) -> Result<Vec<WorkerConfig>, ListError> {
+    let size = fs::metadata(path).map_err(ListError::Read)?.len();
     if size > MAX_WORKERS_FILE_BYTES {
-        return Err(format!("{size} bytes; at most {MAX_WORKERS_FILE_BYTES} are read"));
+        return Err(ListError::TooLarge(size));
     }
-    let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
+    let text = fs::read_to_string(path).map_err(ListError::Read)?;
     workers_in(&text)
 }
 
-fn workers_in(text: &str) -> Result<Vec<WorkerConfig>, String> {
+fn workers_in(text: &str) -> Result<Vec<WorkerConfig>, ListError> {
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Workers {
@@ -106,17 +125,17 @@ fn workers_in(text: &str) -> Result<Vec<WorkerConfig>, String> {
         worker: Vec<config::WorkerEntry>,
     }
     // The configuration's own parser first, because its errors name the line.
-    File::parse(text).map_err(|error| error.0)?;
-    let only: Workers = toml::from_str(text).map_err(|error| error.message().replace('\n', "; "))?;
-    config::workers(&only.worker).map_err(|error| error.0)
+    File::parse(text)?;
+    let only: Workers = toml::from_str(text)?;
+    Ok(config::workers(&only.worker)?)
 }
 
 /// The workers at the addresses of a name.
-async fn resolved(name: &DnsName) -> Result<Vec<WorkerConfig>, String> {
-    let addresses = net::resolve(&name.host, name.port).await.map_err(|error| error.to_string())?;
+async fn resolved(name: &DnsName) -> Result<Vec<WorkerConfig>, ListError> {
+    let addresses = net::resolve(&name.host, name.port).await.map_err(ListError::Resolve)?;
     let mut workers = Vec::with_capacity(addresses.len());
     for address in addresses {
-        workers.extend(name.workers(address).map_err(|error| error.0)?);
+        workers.extend(name.workers(address)?);
     }
     Ok(workers)
 }
@@ -136,7 +155,7 @@ mod tests {
             ("[[worker]]\nurl = \"http://a:1\"\nwait = 1", "wait"),
             ("worker = [\"http://a:1\", \"http://a:1\"]", "twice"),
         ] {
-            let error = workers_in(text).unwrap_err();
+            let error = workers_in(text).unwrap_err().to_string();
             assert!(error.contains(word), "{text}: {error}");
         }
     }

@@ -31,7 +31,7 @@ pub use self::access::check;
 use self::{access::Pauses, deletion_cost::Pods, moves::Moves, slices::Slices};
 use crate::{
     clock::{self, Instant},
-    config::{DiscoveryConfig, KubernetesFleet},
+    config::{DiscoveryConfig, KubernetesFleet, RankError},
     limits::KUBERNETES_WATCH_SECONDS,
     metrics::Metrics,
     watch::{
@@ -167,7 +167,7 @@ impl Follower<'_> {
         }
     }
 
-    fn by_rank(&self, Listed { config, ready }: Listed) -> Result<Vec<Listed>, String> {
+    fn by_rank(&self, Listed { config, ready }: Listed) -> Result<Vec<Listed>, RankError> {
         let ranks = self.fleet.by_rank(config)?;
         Ok(ranks.into_iter().map(|config| Listed { config, ready }).collect())
     }

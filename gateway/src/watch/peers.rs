@@ -9,6 +9,7 @@ mod telling;
 
 use std::{
     collections::HashMap,
+    io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -81,6 +82,14 @@ enum Lost {
     Nonsense(String),
 }
 
+/// Why the addresses behind a name are not known.
+#[derive(Debug, thiserror::Error)]
+#[error("{host}: {source}")]
+struct LookupError {
+    host: String,
+    source: io::Error,
+}
+
 impl Peers {
     /// No gateway is listened to yet. `admin_token` is shown to gateways that have none of their own.
     pub fn new(
@@ -144,21 +153,24 @@ impl Follower {
                     told = None;
                 }
                 // Those known stay: a silent name server says nothing of them.
-                Err(error) if told.as_ref() != Some(&error) => {
-                    tracing::warn!(error, "other gateways cannot be looked up; those known stay");
-                    told = Some(error);
+                Err(error) => {
+                    let error = error.to_string();
+                    if told.as_ref() != Some(&error) {
+                        tracing::warn!(error, "other gateways cannot be looked up; those known stay");
+                        told = Some(error);
+                    }
                 }
-                Err(_) => {}
             }
             while followers.try_join_next().is_some() {}
             clock::sleep(DISCOVERY_INTERVAL).await;
         }
     }
 
-    async fn addresses(&self) -> Result<Vec<SocketAddr>, String> {
+    async fn addresses(&self) -> Result<Vec<SocketAddr>, LookupError> {
         let mut addresses = Vec::new();
         for (host, port) in &self.config.places {
-            let found = net::resolve(host, *port).await.map_err(|error| format!("{host}: {error}"))?;
+            let failed = |source| LookupError { host: host.clone(), source };
+            let found = net::resolve(host, *port).await.map_err(failed)?;
             addresses.extend(found.into_iter().map(|address: IpAddr| SocketAddr::new(address, *port)));
         }
         Ok(addresses)

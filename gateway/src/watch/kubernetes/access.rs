@@ -5,7 +5,7 @@ use std::{error::Error, path::Path, time::Duration};
 
 use kube::{
     Client, Config,
-    config::{KubeConfigOptions, Kubeconfig},
+    config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
     core::Status,
     runtime::utils::Backoff,
 };
@@ -15,19 +15,40 @@ use crate::{
     limits::{KUBERNETES_PAUSE, KUBERNETES_WATCH_SECONDS},
 };
 
+/// Why there is no client of the API server.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ClientError {
+    /// The kubeconfig that is named cannot be used.
+    #[error("{}", chain(.0))]
+    Kubeconfig(#[from] KubeconfigError),
+    /// None is named, the gateway is no pod, and no kubeconfig in the usual places can be used.
+    #[error("neither as a pod ({}) nor by a kubeconfig ({})", chain(.in_cluster), chain(.kubeconfig))]
+    Neither {
+        /// Why not as a pod.
+        in_cluster: InClusterError,
+        /// Why not by a kubeconfig.
+        #[source]
+        kubeconfig: KubeconfigError,
+    },
+    /// No client can be made of what is configured.
+    #[error("{}", chain(.0))]
+    Connect(#[from] kube::Error),
+}
+
 /// A client of the API server. The service account's token is read again as it is renewed.
-pub(super) async fn client(kubeconfig: Option<&Path>) -> Result<Client, String> {
+pub(super) async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
     let options = KubeConfigOptions::default();
     let mut config = match kubeconfig {
         Some(path) => {
-            let file = Kubeconfig::read_from(path).map_err(|error| chain(&error))?;
-            Config::from_custom_kubeconfig(file, &options).await.map_err(|error| chain(&error))?
+            let file = Kubeconfig::read_from(path)?;
+            Config::from_custom_kubeconfig(file, &options).await?
         }
         None => match Config::incluster() {
             Ok(config) => config,
-            Err(in_cluster) => Config::from_kubeconfig(&options).await.map_err(|error| {
-                format!("neither as a pod ({}) nor by a kubeconfig ({})", chain(&in_cluster), chain(&error))
-            })?,
+            Err(in_cluster) => {
+                let neither = |kubeconfig| ClientError::Neither { in_cluster, kubeconfig };
+                Config::from_kubeconfig(&options).await.map_err(neither)?
+            }
         },
     };
     // The caller waits and asks again by itself, and counts how often.
@@ -36,7 +57,7 @@ pub(super) async fn client(kubeconfig: Option<&Path>) -> Result<Client, String> 
     // ended.
     config.read_timeout = Some(Duration::from_secs(u64::from(KUBERNETES_WATCH_SECONDS) + 10));
     config.reset_reader_on_write = true;
-    Client::try_from(config).map_err(|error| chain(&error))
+    Ok(Client::try_from(config)?)
 }
 
 /// Whether a kubeconfig can be used.

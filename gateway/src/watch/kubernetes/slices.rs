@@ -14,7 +14,7 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
 use kube::runtime::watcher::Event;
 
 use crate::{
-    config::{KubernetesFleet, PortRef},
+    config::{ConfigError, KubernetesFleet, PortRef},
     limits::KUBERNETES_SLICES_MAX,
     watch::members::Listed,
 };
@@ -51,6 +51,44 @@ pub(super) struct View {
     pub workers: Vec<Found>,
     /// Identities of those that do.
     pub ending: HashSet<String>,
+}
+
+/// Why slices do not say which workers there are.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SlicesError {
+    /// More slices than are looked through.
+    #[error("more than {KUBERNETES_SLICES_MAX} EndpointSlices have these labels")]
+    TooMany,
+    /// A slice has no port of workers.
+    #[error("{slice}: {source}")]
+    Port {
+        /// The slice's name.
+        slice: String,
+        /// What is wrong with its ports.
+        source: PortError,
+    },
+    /// An endpoint cannot be a worker.
+    #[error(transparent)]
+    Worker(#[from] ConfigError),
+}
+
+/// Why a slice does not say at which port its workers listen.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PortError {
+    /// No port has the name that is wanted.
+    #[error("its Service has no port {name:?}, but {known}")]
+    NoSuchName {
+        /// The name, as the configuration has it.
+        name: String,
+        /// The names that there are, comma separated.
+        known: String,
+    },
+    /// The only port there is has no number.
+    #[error("its Service's port has no number")]
+    NoNumber,
+    /// There are ports of these names, and which one is meant is not said.
+    #[error("its Service has the ports {0}: set discovery.kubernetes.port")]
+    Several(String),
 }
 
 /// What is known of an endpoint from all slices it is in.
@@ -90,9 +128,9 @@ impl Slices {
     }
 
     /// The workers, each once, and who ends.
-    pub(super) fn view(&self, fleet: &KubernetesFleet) -> Result<View, String> {
+    pub(super) fn view(&self, fleet: &KubernetesFleet) -> Result<View, SlicesError> {
         if self.known.len() > KUBERNETES_SLICES_MAX {
-            return Err(format!("more than {KUBERNETES_SLICES_MAX} EndpointSlices have these labels"));
+            return Err(SlicesError::TooMany);
         }
         // By pod; what is no pod, by its address and port. IPv4 sorts before IPv6, and a pod that has both is
         // met at the first.
@@ -102,7 +140,7 @@ impl Slices {
                 Ok(port) => port,
                 // A Service without endpoints has a slice without ports.
                 Err(_) if slice.endpoints.is_empty() => continue,
-                Err(why) => return Err(format!("{}: {why}", name_of(slice))),
+                Err(source) => return Err(SlicesError::Port { slice: name_of(slice), source }),
             };
             let ports = slice.ports.iter().flatten();
             let h2c = ports.into_iter().any(|known| number(known) == Some(port) && speaks_h2c(known));
@@ -144,8 +182,8 @@ impl Seen<'_> {
         }
     }
 
-    fn found(&self, fleet: &KubernetesFleet) -> Result<Found, String> {
-        let config = fleet.worker(self.address, self.port, self.uid, self.h2c).map_err(|error| error.0)?;
+    fn found(&self, fleet: &KubernetesFleet) -> Result<Found, ConfigError> {
+        let config = fleet.worker(self.address, self.port, self.uid, self.h2c)?;
         let listed = Listed { config, ready: self.ready };
         Ok(Found { listed, pod: self.pod.map(str::to_owned) })
     }
@@ -189,7 +227,7 @@ fn speaks_h2c(port: &EndpointPort) -> bool {
 }
 
 /// The workers' port: the one that is wanted, else the only one, else the one named `http`.
-fn port_of(ports: &[EndpointPort], wanted: Option<&PortRef>) -> Result<u16, String> {
+fn port_of(ports: &[EndpointPort], wanted: Option<&PortRef>) -> Result<u16, PortError> {
     let named = |name: &str| ports.iter().find(|port| port.name.as_deref() == Some(name)).and_then(number);
     let names = || {
         let names: Vec<&str> = ports.iter().map(|port| port.name.as_deref().unwrap_or("(no name)")).collect();
@@ -198,11 +236,10 @@ fn port_of(ports: &[EndpointPort], wanted: Option<&PortRef>) -> Result<u16, Stri
     match (wanted, ports) {
         (Some(PortRef::Number(port)), _) => Ok(*port),
         (Some(PortRef::Name(name)), _) => {
-            named(name).ok_or_else(|| format!("its Service has no port {name:?}, but {}", names()))
+            named(name).ok_or_else(|| PortError::NoSuchName { name: name.clone(), known: names() })
         }
-        (None, [only]) => number(only).ok_or_else(|| "its Service's port has no number".to_owned()),
-        (None, _) => named("http")
-            .ok_or_else(|| format!("its Service has the ports {}: set discovery.kubernetes.port", names())),
+        (None, [only]) => number(only).ok_or(PortError::NoNumber),
+        (None, _) => named("http").ok_or_else(|| PortError::Several(names())),
     }
 }
 

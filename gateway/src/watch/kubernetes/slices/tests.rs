@@ -122,7 +122,8 @@ fn the_port_is_the_one_that_is_meant_or_an_error_that_names_the_key() {
     let port = |ports: &Value, toml: &str| {
         let mut slices = Slices::default();
         slices.apply(Event::Apply(with_ports("a", ports, &[ready("10.0.0.1", "u1")])));
-        slices.view(&fleet(toml)).map(|view| view.workers[0].listed.config.name())
+        let view = slices.view(&fleet(toml)).map_err(|error| error.to_string())?;
+        Ok::<_, String>(view.workers[0].listed.config.name())
     };
     assert_eq!(port(&several, "").unwrap(), "10.0.0.1:8000");
     assert_eq!(port(&several, "port = \"grpc\"").unwrap(), "10.0.0.1:9000");
