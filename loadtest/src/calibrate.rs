@@ -70,9 +70,8 @@ pub fn run(args: &CalibrateArgs) -> Result<ExitCode, Error> {
 
 async fn measure(args: &CalibrateArgs) -> Result<Speed, Error> {
     let server = &args.server;
-    let key = server.api_key_file.as_deref().map(client::read_api_key).transpose().map_err(Error::Usage)?;
-    let to =
-        Server::new(&server.url(), key.as_deref())?.with_headers(&server.header).map_err(Error::Usage)?;
+    let key = server.api_key_file.as_deref().map(client::read_api_key).transpose()?;
+    let to = Server::new(&server.url(), key.as_deref())?.with_headers(&server.header)?;
     let model = match &server.model {
         Some(model) => model.clone(),
         None => to.first_model(server.timeout).await?,

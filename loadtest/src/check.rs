@@ -58,9 +58,8 @@ pub fn run(args: &ServerArgs) -> Result<ExitCode, Error> {
 }
 
 async fn check(args: &ServerArgs) -> Result<Vec<Finding>, Error> {
-    let key = args.api_key_file.as_deref().map(client::read_api_key).transpose().map_err(Error::Usage)?;
-    let server =
-        Server::new(&args.url(), key.as_deref())?.with_headers(&args.header).map_err(Error::Usage)?;
+    let key = args.api_key_file.as_deref().map(client::read_api_key).transpose()?;
+    let server = Server::new(&args.url(), key.as_deref())?.with_headers(&args.header)?;
     let model = match &args.model {
         Some(model) => model.clone(),
         None => server.first_model(args.timeout).await?,

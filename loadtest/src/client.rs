@@ -8,7 +8,10 @@ pub mod record;
 pub mod sender;
 pub mod sse;
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, header};
@@ -33,6 +36,23 @@ pub enum ClientError {
         /// What to write instead.
         reason: String,
     },
+    /// What `--header` gives is no header.
+    #[error("--header {name}: write `Name: value`")]
+    Header {
+        /// What stands in front of its first colon; the value is never shown.
+        name: String,
+    },
+    /// The file of the API key cannot be read.
+    #[error("--api-key-file {path}: {source}")]
+    KeyFile {
+        /// The file that was named.
+        path: PathBuf,
+        /// The system's own error, with which the message ends.
+        source: std::io::Error,
+    },
+    /// There is no key in the file of the API key.
+    #[error("--api-key-file {0}: the file is empty")]
+    NoKey(PathBuf),
     /// No answer came that could be read: no connection, a broken one, or none in time.
     #[error("{request}: {reason}")]
     NoAnswer {
@@ -59,6 +79,17 @@ pub enum ClientError {
         /// What is missing, and what to do.
         reason: String,
     },
+}
+
+/// Why the body of an answer could not be read whole.
+#[derive(Debug, thiserror::Error)]
+pub enum BodyError {
+    /// The connection broke before its end.
+    #[error(transparent)]
+    Connection(#[from] hyper::Error),
+    /// There is more than [`limits::ANSWER_BYTES_MAX`] of it.
+    #[error("length limit exceeded")]
+    TooLong,
 }
 
 /// The server under test. Clones share the pool.
@@ -101,10 +132,10 @@ impl Server {
     }
 
     /// The same, sending `headers` (`Name: value`) too. Their values are never shown.
-    pub fn with_headers(mut self, headers: &[String]) -> Result<Self, String> {
+    pub fn with_headers(mut self, headers: &[String]) -> Result<Self, ClientError> {
         for header in headers {
             let name = header.split(':').next().unwrap_or_default();
-            let wrong = || format!("--header {name}: write `Name: value`");
+            let wrong = || ClientError::Header { name: name.into() };
             let (name, value) = header.split_once(':').ok_or_else(wrong)?;
             let name = HeaderName::try_from(name.trim()).map_err(|_| wrong())?;
             let mut value = HeaderValue::try_from(value.trim()).map_err(|_| wrong())?;
@@ -151,7 +182,7 @@ impl Server {
         let exchange = async {
             let response = self.send(method, path, body).await.map_err(|e| no_answer(chain(&e)))?;
             let status = response.status();
-            let body = read(response.into_body()).await.map_err(no_answer)?;
+            let body = read(response.into_body()).await.map_err(|error| no_answer(error.to_string()))?;
             if !status.is_success() {
                 let message = event::error_message(&body);
                 return Err(ClientError::Status {
@@ -182,21 +213,21 @@ impl Server {
 }
 
 /// The key in `path`, without surrounding white space.
-pub fn read_api_key(path: &Path) -> Result<String, String> {
-    let key = std::fs::read_to_string(path).map_err(|e| format!("--api-key-file {}: {e}", path.display()))?;
+pub fn read_api_key(path: &Path) -> Result<String, ClientError> {
+    let key =
+        std::fs::read_to_string(path).map_err(|source| ClientError::KeyFile { path: path.into(), source })?;
     let key = key.trim();
-    if key.is_empty() {
-        Err(format!("--api-key-file {}: the file is empty", path.display()))
-    } else {
-        Ok(key.into())
-    }
+    if key.is_empty() { Err(ClientError::NoKey(path.into())) } else { Ok(key.into()) }
 }
 
 /// Reads a body of bounded size.
-pub async fn read(body: Incoming) -> Result<Bytes, String> {
+pub async fn read(body: Incoming) -> Result<Bytes, BodyError> {
     match Limited::new(body, limits::ANSWER_BYTES_MAX).collect().await {
         Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) => Err(error.to_string()),
+        // What is not the connection's is the limit's.
+        Err(error) => {
+            Err(error.downcast::<hyper::Error>().map_or(BodyError::TooLong, |error| (*error).into()))
+        }
     }
 }
 

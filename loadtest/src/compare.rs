@@ -151,7 +151,7 @@ impl Side {
         for path in std::iter::once(first).chain(more.iter().map(PathBuf::as_path)) {
             let report = load(path)?;
             let read = report.samples.read();
-            samples.push(read.map_err(|reason| Error::Report { path: path.into(), reason })?);
+            samples.push(read.map_err(|source| Error::Samples { path: path.into(), source })?);
             reports.push(report);
         }
         Ok(Self { reports, samples })

@@ -20,6 +20,6 @@ mod tests;
 pub use self::{
     block_pool::{BlockPool, Change},
     engine::{Engine, Listener, Nanos, Refusal, RequestId, Submission, Token, Totals},
-    hardware::{PROFILES, named},
+    hardware::{PROFILES, UnknownProfile, named},
     profile::{Profile, StepCost, StepWork},
 };

@@ -3,7 +3,14 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use crate::{client::ClientError, trace::TraceError, workload::texts::TextError};
+use crate::{
+    client::ClientError,
+    engine_model::UnknownProfile,
+    schedule::{ScheduleError, arrivals::ArrivalError},
+    stats::samples::SamplesError,
+    trace::TraceError,
+    workload::{synthetic::PrefixError, texts::TextError},
+};
 
 /// Exit code of a run in which nothing succeeded or the server could not be reached.
 pub const EXIT_FAILED: u8 = 1;
@@ -28,6 +35,21 @@ pub enum Error {
     /// A file of prompts cannot be used.
     #[error(transparent)]
     Text(#[from] TextError),
+    /// There can be no such tree of shared prefixes.
+    #[error(transparent)]
+    Prefix(#[from] PrefixError),
+    /// The options do not say how requests arrive.
+    #[error(transparent)]
+    Arrival(#[from] ArrivalError),
+    /// There can be no such schedule.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+    /// No simulated engine has this name.
+    #[error(transparent)]
+    Profile(#[from] UnknownProfile),
+    /// There can be no such fleet of simulated engines. The mock, which imports this file, says why.
+    #[error(transparent)]
+    Mock(Box<dyn std::error::Error + Send + Sync>),
     /// The server cannot be reached or does not answer as an OpenAI-compatible server does.
     #[error(transparent)]
     Client(#[from] ClientError),
@@ -46,6 +68,14 @@ pub enum Error {
         path: PathBuf,
         /// What is wrong, and what to do.
         reason: String,
+    },
+    /// The single requests in a report cannot be read.
+    #[error("{path}: {source}")]
+    Samples {
+        /// The report's file, or the run's folder.
+        path: PathBuf,
+        /// How they are damaged.
+        source: SamplesError,
     },
     /// A probe of a search was sent too late to be trusted.
     #[error("invalid measurement {0}")]
@@ -68,8 +98,19 @@ impl Error {
             Self::Usage(_)
             | Self::Trace(_)
             | Self::Text(_)
+            | Self::Prefix(_)
+            | Self::Arrival(_)
+            | Self::Schedule(_)
+            | Self::Profile(_)
+            | Self::Mock(_)
             | Self::Report { .. }
-            | Self::Client(ClientError::Url { .. }) => EXIT_USAGE,
+            | Self::Samples { .. }
+            | Self::Client(
+                ClientError::Url { .. }
+                | ClientError::Header { .. }
+                | ClientError::KeyFile { .. }
+                | ClientError::NoKey(_),
+            ) => EXIT_USAGE,
             Self::Interrupted => EXIT_INTERRUPTED,
             Self::Invalid(_) => EXIT_INVALID,
             Self::Client(_) | Self::Failed(_) | Self::Write { .. } | Self::Start(_) => EXIT_FAILED,

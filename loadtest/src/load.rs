@@ -6,8 +6,8 @@ use crate::{
     args::run::{ScheduleArgs, WorkloadArgs, WorkloadKind},
     error::Error,
     schedule::{
-        self, Due, Pace, Process, Timing,
-        arrivals::Arrival,
+        self, Pace, Process, Timing,
+        arrivals::{Arrival, ArrivalError},
         pacer::{Extent, Pacer, Starts},
         rate::RateShape,
     },
@@ -74,11 +74,10 @@ impl Load {
         }
         let dues = match &workload {
             Workload::Trace { trace, .. } if is_recorded(schedule) => {
-                schedule::plan(trace, &timing(args, schedule))
+                schedule::plan(trace, &timing(args, schedule))?
             }
-            _ => process(schedule, args.seed).and_then(|process| schedule::draw(&process, rows)),
+            _ => schedule::draw(&process(schedule, args.seed)?, rows)?,
         };
-        let dues: Vec<Due> = dues.map_err(Error::Usage)?;
         Ok(Self { workload, requests: Some(dues.len() as u64), pacer: Pacer::Open(dues.into()) })
     }
 }
@@ -130,8 +129,7 @@ fn sessions(
     let (starts, count) = if let Some(slots) = schedule.concurrency {
         (Starts::Free((0..slots).map(|_| Reverse(0)).collect()), count)
     } else {
-        let process = process(schedule, seed).map_err(Error::Usage)?;
-        let dues = schedule::draw(&process, 0..count).map_err(Error::Usage)?;
+        let dues = schedule::draw(&process(schedule, seed)?, 0..count)?;
         (Starts::At(dues.iter().map(|due| due.intended_ns).collect()), dues.len())
     };
     let requests = requests(count);
@@ -165,7 +163,7 @@ fn workload(args: &WorkloadArgs) -> Result<Workload, Error> {
         _ => None,
     };
     let tree = |tokens| PrefixTree::new(args.prefix_groups, tokens, args.prefix_depth, args.zipf);
-    let prefix = prefix_len.map(tree).transpose().map_err(Error::Usage)?;
+    let prefix = prefix_len.map(tree).transpose()?;
     let synthetic = Synthetic { seed: args.seed, input: args.isl(), output: args.osl(), prefix };
     Ok(match kind {
         WorkloadKind::MultiTurn => Workload::MultiTurn(synthetic),
@@ -207,14 +205,12 @@ fn timing(args: &WorkloadArgs, schedule: &ScheduleArgs) -> Timing {
     }
 }
 
-fn process(schedule: &ScheduleArgs, seed: u64) -> Result<Process, String> {
+fn process(schedule: &ScheduleArgs, seed: u64) -> Result<Process, ArrivalError> {
     let shape = match (&schedule.rate_shape, schedule.rate) {
         (Some(shape), _) => shape.clone(),
         (None, Some(rate)) if rate.is_finite() => RateShape::constant(rate),
-        (None, Some(_)) => return Err("--rate inf is for `run`: write a number".into()),
-        (None, None) => {
-            return Err("say how fast: --rate R, --rate-shape PIECES, --concurrency N or --users N".into());
-        }
+        (None, Some(_)) => return Err(ArrivalError::Unbounded),
+        (None, None) => return Err(ArrivalError::NoRate),
     };
     let arrival = arrival(schedule)?;
     let burstiness = schedule.burstiness.unwrap_or(1.0);
@@ -222,13 +218,13 @@ fn process(schedule: &ScheduleArgs, seed: u64) -> Result<Process, String> {
 }
 
 /// How arrivals vary, unless a trace's own timestamps decide.
-pub fn arrival(args: &ScheduleArgs) -> Result<Arrival, String> {
+pub fn arrival(args: &ScheduleArgs) -> Result<Arrival, ArrivalError> {
     match (args.arrival, args.burstiness) {
         (None, None) => Ok(Arrival::Poisson),
         (None | Some(Arrival::Gamma), Some(_)) => Ok(Arrival::Gamma),
-        (Some(Arrival::Gamma), None) => Err("--arrival gamma needs --burstiness SHAPE".into()),
+        (Some(Arrival::Gamma), None) => Err(ArrivalError::NoBurstiness),
         (Some(arrival), None) => Ok(arrival),
-        (Some(_), Some(_)) => Err("--burstiness is for --arrival gamma".into()),
+        (Some(_), Some(_)) => Err(ArrivalError::NotGamma),
     }
 }
 

@@ -19,7 +19,7 @@ mod series;
 mod ticket;
 mod worker;
 
-use std::{fmt::Write as _, net::SocketAddr, process::ExitCode, sync::Arc, thread, time::Instant};
+use std::{fmt::Write as _, io, net::SocketAddr, process::ExitCode, sync::Arc, thread, time::Instant};
 
 use keyway_wire::kv_event::WireFormat;
 use tokio::{
@@ -31,14 +31,14 @@ use tokio::{
 };
 
 use self::{
-    args::MockArgs,
+    args::{MockArgs, MockArgsError},
     event_sockets::EventSockets,
     events::EventLog,
     prompt::Vocabulary,
     worker::{Setup, Worker},
 };
 pub use self::{
-    faults::{Fault, Kind},
+    faults::{Fault, Kind, TooManyFaults},
     series::Names,
 };
 use crate::{
@@ -111,6 +111,56 @@ pub struct Address {
     pub kv: Option<(String, String)>,
 }
 
+/// Why a fleet cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A worker's port is above all ports.
+    #[error("worker {number} would need port {port}: choose a lower base port")]
+    Port {
+        /// The number of that worker, from 0.
+        number: usize,
+        /// The port that it would need.
+        port: usize,
+    },
+    /// A worker's port for HTTP cannot be had.
+    #[error("cannot listen on {at}: {source}")]
+    Http {
+        /// The host and port that were asked for.
+        at: String,
+        /// The system's own error, with which the message ends.
+        source: io::Error,
+    },
+    /// A worker's port for KV events, or for their replay, cannot be had.
+    #[error("cannot bind {at:?} for KV events: {source}")]
+    KvEvents {
+        /// The host and port that were asked for.
+        at: String,
+        /// The system's own error, with which the message ends.
+        source: io::Error,
+    },
+    /// The system does not say where a worker listens.
+    #[error(transparent)]
+    Address(io::Error),
+    /// A worker's engine has no thread.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] io::Error),
+    /// A worker has too many faults from the start.
+    #[error(transparent)]
+    Faults(#[from] TooManyFaults),
+}
+
+impl From<MockArgsError> for Error {
+    fn from(error: MockArgsError) -> Self {
+        Self::Mock(Box::new(error))
+    }
+}
+
+impl From<StartError> for Error {
+    fn from(error: StartError) -> Self {
+        Self::Mock(Box::new(error))
+    }
+}
+
 /// A running fleet. It ends when it is dropped.
 #[derive(Debug)]
 pub struct Fleet {
@@ -122,12 +172,12 @@ pub struct Fleet {
 
 /// Runs a fleet until SIGINT or SIGTERM.
 pub fn run(args: &MockArgs) -> Result<ExitCode, Error> {
-    let options = args.options().map_err(Error::Usage)?;
+    let options = args.options()?;
     let cores = thread::available_parallelism().map_or(1, usize::from).min(RUNTIME_THREADS_MAX);
     let threads = args.threads.map_or(cores, usize::from);
     let runtime = Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
     runtime.block_on(async {
-        let fleet = Fleet::start(&options).await.map_err(Error::Usage)?;
+        let fleet = Fleet::start(&options).await?;
         stdout::print(&fleet.describe(&options))?;
         let (mut interrupt, mut terminate) =
             (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
@@ -140,7 +190,7 @@ pub fn run(args: &MockArgs) -> Result<ExitCode, Error> {
 
 impl Fleet {
     /// Binds all ports and starts serving; an error says which port could not be had.
-    pub async fn start(options: &Options) -> Result<Self, String> {
+    pub async fn start(options: &Options) -> Result<Self, StartError> {
         let setup = Arc::new(Setup {
             model: options.model.clone(),
             profile: options.profile.clone(),
@@ -160,11 +210,10 @@ impl Fleet {
         Ok(fleet)
     }
 
-    async fn add(&mut self, options: &Options, number: usize, setup: Arc<Setup>) -> Result<(), String> {
-        let name = format!("{}:{}", options.host, port(options.base_port, number)?);
-        let listener =
-            TcpListener::bind(&name).await.map_err(|error| format!("cannot listen on {name}: {error}"))?;
-        let addr = listener.local_addr().map_err(|error| error.to_string())?;
+    async fn add(&mut self, options: &Options, number: usize, setup: Arc<Setup>) -> Result<(), StartError> {
+        let at = format!("{}:{}", options.host, port(options.base_port, number)?);
+        let listener = TcpListener::bind(&at).await.map_err(|source| StartError::Http { at, source })?;
+        let addr = listener.local_addr().map_err(StartError::Address)?;
         let sockets = match options.kv_events {
             Some(kv) => {
                 let ports = (port(kv.base_port, number)?, port(kv.replay_base_port, number)?);
@@ -190,10 +239,15 @@ impl Fleet {
         Ok(())
     }
 
-    fn serve(&mut self, worker: Arc<Worker>, listener: TcpListener, addr: SocketAddr) -> Result<(), String> {
+    fn serve(
+        &mut self,
+        worker: Arc<Worker>,
+        listener: TcpListener,
+        addr: SocketAddr,
+    ) -> Result<(), StartError> {
         let own = Arc::clone(&worker);
         let thread = thread::Builder::new().name(format!("engine-{}", worker.number));
-        thread.spawn(move || own.keep_time()).map_err(|error| format!("cannot start a thread: {error}"))?;
+        thread.spawn(move || own.keep_time()).map_err(StartError::Thread)?;
         self.tasks.spawn(http::serve(Arc::clone(&worker), listener, addr));
         self.workers.push(worker);
         Ok(())
@@ -230,11 +284,10 @@ impl Drop for Fleet {
     }
 }
 
-fn port(base: u16, number: usize) -> Result<u16, String> {
+fn port(base: u16, number: usize) -> Result<u16, StartError> {
     if base == 0 {
         return Ok(0);
     }
-    u16::try_from(usize::from(base) + number).map_err(|_| {
-        format!("worker {number} would need port {}: choose a lower base port", usize::from(base) + number)
-    })
+    let port = usize::from(base) + number;
+    u16::try_from(port).map_err(|_| StartError::Port { number, port })
 }

@@ -106,15 +106,8 @@ struct Sent {
 impl Plan {
     /// Reads the inputs that `args` name.
     pub fn new(args: &RunArgs) -> Result<Self, Error> {
-        let key = args
-            .server
-            .api_key_file
-            .as_deref()
-            .map(client::read_api_key)
-            .transpose()
-            .map_err(Error::Usage)?;
-        let server = Server::new(&args.server.url(), key.as_deref())?;
-        let server = server.with_headers(&args.server.header).map_err(Error::Usage)?;
+        let key = args.server.api_key_file.as_deref().map(client::read_api_key).transpose()?;
+        let server = Server::new(&args.server.url(), key.as_deref())?.with_headers(&args.server.header)?;
         extra_body(args)?;
         Ok(Self { load: Load::new(&args.workload, &args.schedule, args.server.endpoint())?, server })
     }

@@ -53,15 +53,37 @@ pub struct Timing {
     pub requests: Option<usize>,
 }
 
+/// Why there can be no such schedule.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum ScheduleError {
+    /// No request of the trace arrives in the slice.
+    #[error("--slice {slice} holds no requests: the trace lasts from 0s to {end_s}s")]
+    EmptySlice {
+        /// The stretch of trace time that was asked for.
+        slice: Span,
+        /// Where the trace ends, in seconds.
+        end_s: f64,
+    },
+    /// A rate is a mean over time, and all requests of the slice arrive at once.
+    #[error("--rate needs a slice with more than one timestamp")]
+    OneTimestamp,
+    /// It would be cut before its first request.
+    #[error("--duration ends before the first request is due")]
+    TooShort,
+    /// It would have more requests than memory is kept for.
+    #[error(
+        "more than {most} requests: shorten --duration or lower the rate",
+        most = limits::SCHEDULE_REQUESTS_MAX
+    )]
+    TooLong,
+}
+
 /// Makes the schedule, in order of time; an error says why it would be empty.
-pub fn plan(trace: &Trace, timing: &Timing) -> Result<Vec<Due>, String> {
+pub fn plan(trace: &Trace, timing: &Timing) -> Result<Vec<Due>, ScheduleError> {
     let rows = trace.slice(&timing.slice);
     if rows.is_empty() {
-        return Err(format!(
-            "--slice {} holds no requests: the trace lasts from 0s to {}s",
-            timing.slice,
-            trace.end_ms() as f64 / 1e3
-        ));
+        let end_s = trace.end_ms() as f64 / 1e3;
+        return Err(ScheduleError::EmptySlice { slice: timing.slice, end_s });
     }
     let start_ms = timing.slice.start.as_secs_f64() * 1e3;
     let end_ms =
@@ -71,7 +93,7 @@ pub fn plan(trace: &Trace, timing: &Timing) -> Result<Vec<Due>, String> {
         Pace::Rate(rate) => rate * (end_ms - start_ms) / 1e3 / rows.len() as f64,
     };
     if speed <= 0.0 {
-        return Err("--rate needs a slice with more than one timestamp".into());
+        return Err(ScheduleError::OneTimestamp);
     }
     let cut_ns = timing.duration.map_or(u128::MAX, |d| d.as_nanos());
     let schedule: Vec<_> = rows
@@ -81,11 +103,7 @@ pub fn plan(trace: &Trace, timing: &Timing) -> Result<Vec<Due>, String> {
         .take_while(|due| u128::from(due.intended_ns) < cut_ns)
         .take(timing.requests.unwrap_or(usize::MAX))
         .collect();
-    if schedule.is_empty() {
-        Err("--duration ends before the first request is due".into())
-    } else {
-        Ok(schedule)
-    }
+    if schedule.is_empty() { Err(ScheduleError::TooShort) } else { Ok(schedule) }
 }
 
 /// Arrivals of a process, in place of recorded ones.
@@ -104,7 +122,7 @@ pub struct Process {
 }
 
 /// Makes a schedule of the requests `rows`, in order, at a process's arrivals.
-pub fn draw(process: &Process, rows: std::ops::Range<usize>) -> Result<Vec<Due>, String> {
+pub fn draw(process: &Process, rows: std::ops::Range<usize>) -> Result<Vec<Due>, ScheduleError> {
     let cut_ns = process.duration.map_or(u128::MAX, |d| d.as_nanos());
     let times = arrivals(&process.shape, process.arrival, process.burstiness, process.seed);
     let schedule: Vec<_> = times
@@ -114,11 +132,8 @@ pub fn draw(process: &Process, rows: std::ops::Range<usize>) -> Result<Vec<Due>,
         .take(limits::SCHEDULE_REQUESTS_MAX + 1)
         .collect();
     match schedule.len() {
-        0 => Err("--duration ends before the first request is due".into()),
-        n if n > limits::SCHEDULE_REQUESTS_MAX => {
-            let most = limits::SCHEDULE_REQUESTS_MAX;
-            Err(format!("more than {most} requests: shorten --duration or lower the rate"))
-        }
+        0 => Err(ScheduleError::TooShort),
+        n if n > limits::SCHEDULE_REQUESTS_MAX => Err(ScheduleError::TooLong),
         _ => Ok(schedule),
     }
 }
@@ -185,7 +200,7 @@ mod tests {
         let one = plan(&self::trace(&[5, 5]), &timing("..", Pace::Rate(2.0), false));
         assert!(one.is_ok(), "{one:?}");
         let one = plan(&self::trace(&[0, 0]), &timing("..", Pace::Rate(2.0), false));
-        assert!(one.unwrap_err().contains("more than one timestamp"));
+        assert_eq!(one, Err(ScheduleError::OneTimestamp));
     }
 
     #[test]
@@ -196,7 +211,7 @@ mod tests {
         assert_eq!(due_ms(&plan(&trace, &cut).unwrap()), [0, 1000]);
         let cut = Timing { requests: Some(3), ..base };
         assert_eq!(due_ms(&plan(&trace, &cut).unwrap()), [0, 1000, 2000]);
-        let error = plan(&trace, &timing("1h..2h", Pace::TimeScale(1.0), false)).unwrap_err();
+        let error = plan(&trace, &timing("1h..2h", Pace::TimeScale(1.0), false)).unwrap_err().to_string();
         assert!(error.contains("from 0s to 4s"), "{error}");
     }
 

@@ -143,7 +143,7 @@ async fn fetch(server: &Server, path: &str, timeout: Duration) -> Result<String,
             .await
             .map_err(|error| fail(client::chain(&error)))?;
         let status = response.status();
-        let body = client::read(response.into_body()).await.map_err(fail)?;
+        let body = client::read(response.into_body()).await.map_err(|error| fail(error.to_string()))?;
         if !status.is_success() {
             let message = client::event::error_message(&body);
             return Err(ClientError::Status { request: request.clone(), status: status.as_u16(), message });

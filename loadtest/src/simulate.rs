@@ -51,7 +51,7 @@ pub fn run(args: &SimulateArgs) -> Result<ExitCode, Error> {
 /// Simulates what `args` ask for.
 pub fn simulate(args: &SimulateArgs) -> Result<SimulationReport, Error> {
     let workload = workload(args)?;
-    let profile = args.fleet.engine.profile().map_err(Error::Usage)?;
+    let profile = args.fleet.engine.profile()?;
     if args.fleet.events && args.fleet.index_block_tokens != profile.block_tokens {
         let wanted = format!(
             "--events: add --index-block-tokens {}, as the workers' blocks have",
@@ -103,7 +103,7 @@ fn workload(args: &SimulateArgs) -> Result<Workload, Error> {
         duration: None,
         requests: args.requests.map(|n| n as usize),
     };
-    let schedule = schedule::plan(&trace, &timing).map_err(Error::Usage)?;
+    let schedule = schedule::plan(&trace, &timing)?;
     let copy_ns = length_ns(&schedule);
     let scale = Scale::of(args.slice.scale_len, trace.block_tokens);
     let (copies, seed, slo) = (u64::from(args.repeat), args.seed, args.slo.clone());

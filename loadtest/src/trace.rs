@@ -13,6 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+pub use self::weka::SessionError;
 use crate::{trace::formats::TraceFormat, units::Span};
 
 /// Prompt tokens that one hash id stands for, in Mooncake's traces.
@@ -30,18 +31,74 @@ pub enum TraceError {
         source: std::io::Error,
     },
     /// A line is not a request.
-    #[error("{path}, line {line}: {reason}")]
+    #[error("{path}, line {line}: {source}")]
     Line {
         /// The trace's file or folder that holds the line.
         path: PathBuf,
         /// The line's number, counted from 1, empty lines and headers included.
         line: usize,
         /// What is wrong with it.
-        reason: String,
+        source: RowError,
+    },
+    /// A file of sessions is not one, or does not fit the others.
+    #[error("{path}, line {line}: {source}")]
+    Session {
+        /// The trace's file or folder.
+        path: PathBuf,
+        /// The line in it, counted from 1; 1 for all of it.
+        line: usize,
+        /// What is wrong there.
+        source: SessionError,
     },
     /// There is not one request in it.
     #[error("the trace {0} holds no requests")]
     Empty(PathBuf),
+}
+
+/// What is wrong with a row of a trace.
+#[derive(Debug, thiserror::Error)]
+pub enum RowError {
+    /// The line is no JSON, or lacks a field of a request.
+    #[error("not a request of a trace: {0}")]
+    Json(#[from] serde_json::Error),
+    /// Its JSON has a timestamp below 0.
+    #[error("timestamp {0} is below 0")]
+    Negative(f64),
+    /// The column of the date, whose text this is, holds none.
+    #[error("`{0}` is no date")]
+    Date(String),
+    /// The column of the time, whose text this is, holds no number.
+    #[error("`{0}` is no time in seconds")]
+    Seconds(String),
+    /// A column of tokens, whose text this is, holds no count.
+    #[error("`{0}` is no number of tokens")]
+    Tokens(String),
+    /// Times count from the first row's, and this one is before it.
+    #[error("its date is before the first row's: sort the trace")]
+    BeforeFirst,
+    /// A prompt without a token.
+    #[error("input_length is 0: a prompt has at least one token")]
+    NoPrompt,
+    /// There are more ids than blocks of the prompt.
+    #[error("{ids} hash_ids for {tokens} prompt tokens: at most one for each {block_tokens} ({most})")]
+    TooManyIds {
+        /// How many ids the row has.
+        ids: usize,
+        /// Tokens of its prompt.
+        tokens: u32,
+        /// Prompt tokens that one id stands for.
+        block_tokens: u32,
+        /// How many ids it may have.
+        most: usize,
+    },
+    /// It arrives before the row in front of it.
+    #[error("timestamp {at_ms} goes back behind {last_ms}: sort the trace by timestamp")]
+    Backwards {
+        /// When it arrives, in milliseconds.
+        at_ms: u64,
+        /// When the row in front of it does.
+        last_ms: u64,
+    },
 }
 
 /// One request of the trace, in the trace's own lengths.
@@ -84,7 +141,7 @@ impl Trace {
         let (mut rows, mut last_ms) = (Vec::new(), 0);
         while let Some((line, row)) = lines.next_row()? {
             let row = row.and_then(|row| checked(row, lines.block_tokens(), last_ms));
-            let row = row.map_err(|reason| TraceError::Line { path: path.to_owned(), line, reason })?;
+            let row = row.map_err(|source| TraceError::Line { path: path.to_owned(), line, source })?;
             last_ms = row.timestamp_ms;
             rows.push(row);
         }
@@ -127,7 +184,7 @@ impl Trace {
 }
 
 /// A line's number, and its row or what is wrong with it.
-type Numbered = (usize, Result<Row, String>);
+type Numbered = (usize, Result<Row, RowError>);
 
 /// The rows of a file of lines, one after the other.
 pub(crate) struct Lines {
@@ -178,23 +235,18 @@ impl Lines {
 }
 
 /// What must hold in every format.
-pub(crate) fn checked(row: Row, block_tokens: u32, last_ms: u64) -> Result<Row, String> {
-    let blocks_max = row.input_tokens.div_ceil(block_tokens) as usize;
-    if row.input_tokens == 0 {
-        return Err("input_length is 0: a prompt has at least one token".into());
+pub(crate) fn checked(row: Row, block_tokens: u32, last_ms: u64) -> Result<Row, RowError> {
+    let most = row.input_tokens.div_ceil(block_tokens) as usize;
+    let (ids, tokens, at_ms) = (row.blocks.len(), row.input_tokens, row.timestamp_ms);
+    if tokens == 0 {
+        Err(RowError::NoPrompt)
+    } else if ids > most {
+        Err(RowError::TooManyIds { ids, tokens, block_tokens, most })
+    } else if at_ms < last_ms {
+        Err(RowError::Backwards { at_ms, last_ms })
+    } else {
+        Ok(row)
     }
-    if row.blocks.len() > blocks_max {
-        return Err(format!(
-            "{} hash_ids for {} prompt tokens: at most one for each {block_tokens} ({blocks_max})",
-            row.blocks.len(),
-            row.input_tokens
-        ));
-    }
-    if row.timestamp_ms < last_ms {
-        let at = row.timestamp_ms;
-        return Err(format!("timestamp {at} goes back behind {last_ms}: sort the trace by timestamp"));
-    }
-    Ok(row)
 }
 
 #[cfg(test)]

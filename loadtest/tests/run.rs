@@ -221,6 +221,12 @@ fn bad_input_exits_with_2_and_says_why() {
         (&["--trace", missing] as &[&str], "cannot read the trace"),
         (&["--trace", &trace, "--slice", "9h.."], "holds no requests"),
         (&["--trace", &trace, "--api-key-file", missing], "--api-key-file"),
+        (&["--trace", &trace, "--header", "x"], "--header x: write `Name: value`"),
+        (&["--rate", "5", "--duration", "1ms"], "--duration ends before the first request is due"),
+        (
+            &["--requests", "5", "--rate", "5", "--prefix-groups", "0", "--workload", "shared-prefix"],
+            "must be 1",
+        ),
         (&["--trace", &trace, "--rate", "0"], "not a number above 0"),
         (&["--trace", &trace, "--url", "https://h"], "cannot be used multiple times"),
         (&["--trace", &trace, "--workload", "noise"], "possible values: trace"),
@@ -230,6 +236,9 @@ fn bad_input_exits_with_2_and_says_why() {
         assert_eq!(output.status.code(), Some(2), "{stderr}");
         assert!(stderr.contains(want), "{stderr}");
     }
+    let output = keyway_loadtest(&["mock", "--fault", "3:die"]).output().unwrap();
+    let want = "keyway-loadtest: --fault 3:die@0s..: there are only 1 workers, counted from 0\n";
+    assert_eq!((output.status.code(), String::from_utf8(output.stderr).unwrap().as_str()), (Some(2), want));
     let server = FakeServer::start(|_| Script::Good);
     let run = run(&server, &["--bytes-per-token", "0.25"]);
     assert_eq!(run.output.status.code(), Some(2));

@@ -1,5 +1,6 @@
 //! What is public has a name of its own in its crate, and docs that say more than the name. Parameters have
-//! names, too: a tuple of three is a struct that nobody has named.
+//! names, too: a tuple of three is a struct that nobody has named. Errors have types, but for those of who
+//! reads a text: what is wrong with it is said in words.
 #![allow(clippy::expect_used, reason = "helpers of tests fail the test by panicking")]
 
 use std::collections::BTreeMap;
@@ -30,12 +31,26 @@ const CRATES: [&str; 11] = [
     "tests/src",
 ];
 
+/// Those whose errors have types.
+const TYPED: [&str; 8] = [
+    "gateway/src",
+    "gateway/clients/src",
+    "gateway/core/src",
+    "gateway/lines/src",
+    "gateway/text/src",
+    "gateway/wire/src",
+    "gateway/zmq/src",
+    "loadtest/src",
+];
+
 /// What is found in one file, tests left out.
 #[derive(Default)]
 struct Found {
     public_types: Vec<String>,
     short_docs: Vec<String>,
     tuples: Vec<String>,
+    /// Functions whose errors are texts, though they read none.
+    untyped: Vec<String>,
 }
 
 /// An item's doc comment, as one line.
@@ -139,6 +154,14 @@ impl<'a> Visit<'a> for Found {
     }
 
     fn visit_signature(&mut self, signature: &'a syn::Signature) {
+        let reads_text =
+            |input: &syn::FnArg| matches!(input, syn::FnArg::Typed(typed) if has_text(&typed.ty));
+        if let syn::ReturnType::Type(_, output) = &signature.output
+            && is_untyped(output)
+            && !signature.inputs.iter().any(reads_text)
+        {
+            self.untyped.push(signature.ident.to_string());
+        }
         for input in &signature.inputs {
             if let syn::FnArg::Typed(typed) = input
                 && let syn::Type::Tuple(tuple) = &*typed.ty
@@ -149,6 +172,29 @@ impl<'a> Visit<'a> for Found {
         }
         visit::visit_signature(self, signature);
     }
+}
+
+/// Whether a parameter is a text, or may be one.
+fn has_text(of: &syn::Type) -> bool {
+    struct Seen(bool);
+    impl Visit<'_> for Seen {
+        fn visit_path(&mut self, path: &syn::Path) {
+            self.0 |= path.is_ident("str");
+            visit::visit_path(self, path);
+        }
+    }
+    let mut seen = Seen(false);
+    seen.visit_type(of);
+    seen.0
+}
+
+/// Whether it is a result whose error is a text.
+fn is_untyped(of: &syn::Type) -> bool {
+    let syn::Type::Path(path) = of else { return false };
+    let Some(last) = path.path.segments.last().filter(|last| last.ident == "Result") else { return false };
+    let syn::PathArguments::AngleBracketed(arguments) = &last.arguments else { return false };
+    let error = arguments.args.iter().nth(1);
+    matches!(error, Some(syn::GenericArgument::Type(syn::Type::Path(error))) if error.path.is_ident("String"))
 }
 
 /// What is found in each file of a crate.
@@ -190,6 +236,17 @@ fn no_parameter_is_a_tuple_of_three() {
 }
 
 #[test]
+fn errors_have_types_unless_a_text_is_read() {
+    let mut untyped = Vec::new();
+    for dir in TYPED {
+        for (file, found) in each_of(dir) {
+            untyped.extend(found.untyped.iter().map(|name| format!("{file}: {name}")));
+        }
+    }
+    assert!(untyped.is_empty(), "{untyped:#?}");
+}
+
+#[test]
 fn docs_say_more_than_names() {
     let (mut count, mut most) = (0, BTreeMap::new());
     for dir in CRATES {
@@ -214,4 +271,8 @@ fn what_is_counted_is_seen() {
     assert_eq!(found.public_types, ["A", "B"]);
     assert_eq!(found.short_docs, ["A type.", "Its name."]);
     assert_eq!(found.tuples, ["f"]);
+    let text = "fn a() -> Result<u8, String> {}\nfn b(text: &str) -> Result<u8, String> {}\n\
+        impl A { fn c(&self, at: usize) -> std::result::Result<Vec<u8>, String> {} }\n\
+        fn d() -> Result<String, Error> {}\nfn e(text: Option<&str>) -> Result<(), String> {}";
+    assert_eq!(self::found(text).untyped, ["a", "c"]);
 }

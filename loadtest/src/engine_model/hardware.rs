@@ -146,12 +146,21 @@ const FCFS_6K: Profile = Profile {
     cost: StepCost { weights_ns: 20e6, token_ns: 1e9 / 6_000.0, ..StepCost::ZERO },
 };
 
+/// There is no profile of this name.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "unknown profile `{name}`: use one of {known}",
+    known = PROFILES.map(|profile| profile.name).join(", ")
+)]
+pub struct UnknownProfile {
+    /// The name that was asked for.
+    pub name: String,
+}
+
 /// The profile of this name.
-pub fn named(name: &str) -> Result<Profile, String> {
-    PROFILES.into_iter().find(|profile| profile.name == name).ok_or_else(|| {
-        let known: Vec<_> = PROFILES.iter().map(|profile| profile.name).collect();
-        format!("unknown profile `{name}`: use one of {}", known.join(", "))
-    })
+pub fn named(name: &str) -> Result<Profile, UnknownProfile> {
+    let found = PROFILES.into_iter().find(|profile| profile.name == name);
+    found.ok_or_else(|| UnknownProfile { name: name.into() })
 }
 
 /// `model` on `devices` with tensor parallelism. FLOPs of a token: 2 for each active parameter; of a pair in
@@ -200,7 +209,7 @@ mod tests {
         for profile in PROFILES {
             assert_eq!(named(profile.name).unwrap(), profile);
         }
-        assert!(named("b200").unwrap_err().contains("h100-8b, h200-8b"));
+        assert!(named("b200").unwrap_err().to_string().contains("h100-8b, h200-8b"));
     }
 
     /// What anyone who has served these models would call plausible; a slipped power of ten is not.

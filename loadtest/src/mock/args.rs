@@ -5,7 +5,7 @@ use keyway_wire::kv_event::WireFormat;
 
 use super::{Fault, First, KvEvents, Names, Options};
 use crate::{
-    engine_model::{self, PROFILES, Profile},
+    engine_model::{self, PROFILES, Profile, UnknownProfile},
     limits::MOCK_WORKERS_MAX,
     units,
 };
@@ -93,6 +93,22 @@ pub struct MockArgs {
     pub threads: Option<u8>,
 }
 
+/// Why the options name no fleet.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum MockArgsError {
+    /// No engine has the profile that is named.
+    #[error(transparent)]
+    Profile(#[from] UnknownProfile),
+    /// A fault is for a worker that the fleet does not have.
+    #[error("--fault {fault}: there are only {workers} workers, counted from 0")]
+    Worker {
+        /// The fault that was asked for.
+        fault: Fault,
+        /// How many workers there would be.
+        workers: usize,
+    },
+}
+
 /// Which engine is simulated; shared with `simulate`.
 #[derive(Debug, Clone, Args)]
 pub struct EngineArgs {
@@ -125,7 +141,7 @@ pub enum EventFormat {
 
 impl EngineArgs {
     /// The profile with what was set.
-    pub fn profile(&self) -> Result<Profile, String> {
+    pub fn profile(&self) -> Result<Profile, UnknownProfile> {
         let mut profile = engine_model::named(&self.profile)?;
         if let Some(block_tokens) = self.block_size {
             profile.kv_blocks = (profile.kv_tokens() / u64::from(block_tokens)) as u32;
@@ -140,12 +156,11 @@ impl EngineArgs {
 
 impl MockArgs {
     /// The fleet that was asked for.
-    pub fn options(&self) -> Result<Options, String> {
+    pub fn options(&self) -> Result<Options, MockArgsError> {
         let workers = usize::from(self.workers);
-        if let Some(fault) =
-            self.fault.iter().find(|fault| fault.worker.is_some_and(|worker| worker >= workers))
-        {
-            return Err(format!("--fault {fault}: there are only {workers} workers, counted from 0"));
+        let misses = |fault: &&Fault| fault.worker.is_some_and(|worker| worker >= workers);
+        if let Some(&fault) = self.fault.iter().find(misses) {
+            return Err(MockArgsError::Worker { fault, workers });
         }
         Ok(Options {
             host: self.host.clone(),

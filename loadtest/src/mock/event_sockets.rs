@@ -2,7 +2,7 @@
 //! framed as the engine in question frames them. They close with the worker and open with it. What is in the
 //! batches is `events.rs`'s, what peers may do to the sockets is `keyway-zmq`'s.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use keyway_wire::kv_event::{
@@ -15,7 +15,7 @@ use tokio::{
     sync::mpsc,
 };
 
-use super::{events::Numbered, worker::Worker};
+use super::{StartError, events::Numbered, worker::Worker};
 use crate::limits::{
     MOCK_ASKERS_MAX, MOCK_EVENT_BATCHES_MAX, MOCK_EVENT_BYTES_MAX, MOCK_PEER_STALL_MAX, MOCK_SUBSCRIBERS_MAX,
 };
@@ -44,9 +44,12 @@ pub(super) struct EventSockets {
 
 impl EventSockets {
     /// Binds both; port 0 is the system's choice.
-    pub(super) async fn bind(host: &str, events_port: u16, replay_port: u16) -> Result<Self, String> {
-        let publisher = listen(&format!("{host}:{events_port}")).await?;
-        let replay = listen(&format!("{host}:{replay_port}")).await?;
+    pub(super) async fn bind(host: &str, events_port: u16, replay_port: u16) -> Result<Self, StartError> {
+        let bind = async |port: u16| {
+            let at = format!("{host}:{port}");
+            listen(&at).await.map_err(|source| StartError::KvEvents { at, source })
+        };
+        let (publisher, replay) = (bind(events_port).await?, bind(replay_port).await?);
         Ok(Self { addrs: (publisher.1, replay.1), publisher: publisher.0, replay: replay.0 })
     }
 
@@ -116,10 +119,9 @@ impl Life {
     }
 }
 
-async fn listen(at: &(impl ToSocketAddrs + std::fmt::Debug)) -> Result<(TcpListener, SocketAddr), String> {
-    let failed = |error| format!("cannot bind {at:?} for KV events: {error}");
-    let listener = TcpListener::bind(at).await.map_err(failed)?;
-    let addr = listener.local_addr().map_err(failed)?;
+async fn listen(at: &impl ToSocketAddrs) -> io::Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind(at).await?;
+    let addr = listener.local_addr()?;
     Ok((listener, addr))
 }
 

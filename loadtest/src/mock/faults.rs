@@ -127,6 +127,11 @@ impl fmt::Display for Fault {
     }
 }
 
+/// A worker takes no more faults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("there are {most} faults already: clear them first", most = MOCK_FAULTS_MAX)]
+pub struct TooManyFaults;
+
 /// The faults of one worker, times since the mock's start.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
@@ -145,9 +150,9 @@ struct Counted {
 
 impl Faults {
     /// Adds a fault whose times count from `since`; an error if there are too many.
-    pub(super) fn add(&mut self, fault: Fault, since: Duration) -> Result<(), String> {
+    pub(super) fn add(&mut self, fault: Fault, since: Duration) -> Result<(), TooManyFaults> {
         if self.all.len() == MOCK_FAULTS_MAX {
-            return Err(format!("there are {MOCK_FAULTS_MAX} faults already: clear them first"));
+            return Err(TooManyFaults);
         }
         let fault = Fault { start: since + fault.start, end: fault.end.map(|end| since + end), ..fault };
         self.all.push(Counted { fault, seen: 0, struck: 0 });

@@ -274,7 +274,7 @@ async fn add_faults(worker: &Worker, request: Request<Incoming>) -> Answer {
             Some(number) if number != worker.number => {
                 Err(format!("`{line}`: this is worker {}; ask the other one", worker.number))
             }
-            _ => worker.add_fault(fault),
+            _ => worker.add_fault(fault).map_err(|error| error.to_string()),
         });
         if let Err(reason) = fault {
             return bad_request("invalid_fault", &reason);

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use super::{
     First,
     events::{EventLog, Numbered, Snapshot},
-    faults::{Fault, Faults, Kind},
+    faults::{Fault, Faults, Kind, TooManyFaults},
     loads,
     prompt::{Tokens, Vocabulary},
     request::Ask,
@@ -228,7 +228,7 @@ impl Worker {
     }
 
     /// Adds a fault whose times count from now.
-    pub(super) fn add_fault(&self, fault: Fault) -> Result<(), String> {
+    pub(super) fn add_fault(&self, fault: Fault) -> Result<(), TooManyFaults> {
         let mut state = self.lock();
         state.faults.add(fault, self.since_start())?;
         self.faulty.store(true, Ordering::Release);

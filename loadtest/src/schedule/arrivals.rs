@@ -20,6 +20,23 @@ pub enum Arrival {
     Gamma,
 }
 
+/// Why options name no arrivals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ArrivalError {
+    /// A rate without bound has no gaps that could vary.
+    #[error("--rate inf is for `run`: write a number")]
+    Unbounded,
+    /// No option says how fast.
+    #[error("say how fast: --rate R, --rate-shape PIECES, --concurrency N or --users N")]
+    NoRate,
+    /// Gamma gaps without their shape.
+    #[error("--arrival gamma needs --burstiness SHAPE")]
+    NoBurstiness,
+    /// A shape for gaps that have none.
+    #[error("--burstiness is for --arrival gamma")]
+    NotGamma,
+}
+
 /// Arrival times in nanoseconds, never going back. `burstiness` is the shape of gamma gaps; their coefficient
 /// of variation is 1/sqrt(burstiness).
 pub fn arrivals(

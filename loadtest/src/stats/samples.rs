@@ -31,6 +31,17 @@ pub struct Sample {
     pub itl: Vec<(usize, u64)>,
 }
 
+/// How the lists of a report's samples are damaged.
+#[derive(Debug, thiserror::Error)]
+pub enum SamplesError {
+    /// One of them does not hold what it should.
+    #[error("`samples` is damaged: {0}")]
+    Json(#[from] serde_json::Error),
+    /// They are not of one length.
+    #[error("`samples` is damaged: its lists differ in length")]
+    Lengths,
+}
+
 /// Collects single good answers, at most [`limits::SAMPLES_MAX`] of them.
 #[derive(Debug, Clone, Default)]
 pub struct Reservoir {
@@ -119,17 +130,16 @@ fn column<T: Serialize>(samples: &[&Sample], figure: impl Fn(&Sample) -> T) -> B
 
 impl Columns {
     /// Reads the lists back into samples; an error says how they are damaged.
-    pub fn read(&self) -> Result<Vec<Sample>, String> {
-        let bad = |error: serde_json::Error| format!("`samples` is damaged: {error}");
-        let rows: Vec<usize> = serde_json::from_str(self.row.get()).map_err(bad)?;
-        let due: Vec<u64> = serde_json::from_str(self.due_us.get()).map_err(bad)?;
-        let times = |column: &RawValue| serde_json::from_str::<Vec<Option<u64>>>(column.get()).map_err(bad);
+    pub fn read(&self) -> Result<Vec<Sample>, SamplesError> {
+        let rows: Vec<usize> = serde_json::from_str(self.row.get())?;
+        let due: Vec<u64> = serde_json::from_str(self.due_us.get())?;
+        let times = |column: &RawValue| serde_json::from_str::<Vec<Option<u64>>>(column.get());
         let (ttft, ttst, tpot) = (times(&self.ttft_us)?, times(&self.ttst_us)?, times(&self.tpot_us)?);
-        let e2e: Vec<u64> = serde_json::from_str(self.e2e_us.get()).map_err(bad)?;
-        let itl: Vec<Vec<u64>> = serde_json::from_str(self.itl.get()).map_err(bad)?;
+        let e2e: Vec<u64> = serde_json::from_str(self.e2e_us.get())?;
+        let itl: Vec<Vec<u64>> = serde_json::from_str(self.itl.get())?;
         let lengths = [due.len(), ttft.len(), ttst.len(), tpot.len(), e2e.len(), itl.len()];
         if lengths.iter().any(|&length| length != rows.len()) {
-            return Err("`samples` is damaged: its lists differ in length".into());
+            return Err(SamplesError::Lengths);
         }
         let sample = |i: usize| Sample {
             row: rows[i],

@@ -15,7 +15,7 @@
 
 use serde::Deserialize;
 
-use crate::trace::{BLOCK_TOKENS, Row};
+use crate::trace::{BLOCK_TOKENS, Row, RowError};
 
 /// Tokens of one hash id of Bailian's and vLLM's.
 pub const SMALL_BLOCK_TOKENS: u32 = 16;
@@ -111,22 +111,21 @@ impl TraceFormat {
     }
 
     /// What `line` says. Azure's and BurstGPT's rows have no ids: nothing of their prompts is shared.
-    pub fn read(&mut self, line: &str) -> Result<Row, String> {
+    pub fn read(&mut self, line: &str) -> Result<Row, RowError> {
         let fields: Vec<&str> = line.trim().split(',').map(str::trim).collect();
         let field = |place: usize| *fields.get(place).unwrap_or(&"");
         match self {
             Self::Mooncake => json(line, 1.0),
             Self::Bailian | Self::VllmTimed => json(line, 1e3),
             Self::Azure { first_ms } => {
-                let ms = date_ms(field(0)).ok_or_else(|| format!("`{}` is no date", field(0)))?;
+                let ms = date_ms(field(0)).ok_or_else(|| RowError::Date(field(0).into()))?;
                 let first_ms = *first_ms.get_or_insert(ms);
-                let since_ms =
-                    ms.checked_sub(first_ms).ok_or("its date is before the first row's: sort the trace")?;
+                let since_ms = ms.checked_sub(first_ms).ok_or(RowError::BeforeFirst)?;
                 Ok(plain(since_ms, tokens(field(1))?, tokens(field(2))?))
             }
             Self::BurstGpt { timestamp, input, output } => {
                 let text = field(*timestamp);
-                let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is no time in seconds"))?;
+                let seconds: f64 = text.parse().map_err(|_| RowError::Seconds(text.into()))?;
                 Ok(plain((seconds * 1e3).max(0.0) as u64, tokens(field(*input))?, tokens(field(*output))?))
             }
         }
@@ -138,10 +137,10 @@ fn plain(timestamp_ms: u64, input_tokens: u32, output_tokens: u32) -> Row {
 }
 
 /// `unit_ms`: milliseconds of the timestamp's unit.
-fn json(line: &str, unit_ms: f64) -> Result<Row, String> {
-    let raw: JsonRow = serde_json::from_str(line).map_err(|e| format!("not a request of a trace: {e}"))?;
+fn json(line: &str, unit_ms: f64) -> Result<Row, RowError> {
+    let raw: JsonRow = serde_json::from_str(line)?;
     if !raw.timestamp.is_finite() || raw.timestamp < 0.0 {
-        return Err(format!("timestamp {} is below 0", raw.timestamp));
+        return Err(RowError::Negative(raw.timestamp));
     }
     Ok(Row {
         timestamp_ms: (raw.timestamp * unit_ms).round() as u64,
@@ -151,10 +150,10 @@ fn json(line: &str, unit_ms: f64) -> Result<Row, String> {
     })
 }
 
-fn tokens(text: &str) -> Result<u32, String> {
+fn tokens(text: &str) -> Result<u32, RowError> {
     // BurstGPT writes some counts as `472.0`.
     let count = text.parse::<f64>().ok().filter(|n| n.fract() == 0.0 && (0.0..4e9).contains(n));
-    count.map(|n| n as u32).ok_or_else(|| format!("`{text}` is no number of tokens"))
+    count.map(|n| n as u32).ok_or_else(|| RowError::Tokens(text.into()))
 }
 
 /// Milliseconds since 1970 of `2023-11-16 18:17:03.9799600`; a zone behind it is left out.
@@ -186,7 +185,7 @@ fn date_ms(text: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn rows(text: &str) -> Result<Vec<Row>, String> {
+    fn rows(text: &str) -> Result<Vec<Row>, RowError> {
         let mut lines = text.lines();
         let first = lines.next().unwrap();
         let (mut format, header) = TraceFormat::detect(first);
@@ -266,7 +265,7 @@ mod tests {
             ),
             ("a,b,c".into(), "not a request of a trace"),
         ] {
-            let error = rows(&text).unwrap_err();
+            let error = rows(&text).unwrap_err().to_string();
             assert!(error.contains(want), "{error}");
         }
     }

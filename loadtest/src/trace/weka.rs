@@ -19,6 +19,20 @@ use crate::{limits, random::splitmix};
 /// Tokens of a block where the session does not say.
 const BLOCK_TOKENS: u32 = 64;
 
+/// What is wrong with sessions of WEKA's.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// It is no JSON, or lacks a field of a session.
+    #[error("not a session of WEKA's: {0}")]
+    Json(#[from] serde_json::Error),
+    /// The sessions of one trace have blocks of several sizes.
+    #[error("its sessions differ in block_size: keep those of one size")]
+    BlockSizes,
+    /// The file is larger than what is read.
+    #[error("larger than {most} bytes: cut it", most = limits::TEXT_FILE_BYTES_MAX)]
+    TooLarge,
+}
+
 #[derive(Deserialize)]
 struct Session {
     #[serde(default = "default_block")]
@@ -68,13 +82,12 @@ pub(crate) fn is_weka(path: &Path) -> bool {
 pub(crate) fn load(path: &Path) -> Result<Trace, TraceError> {
     let sessions = files(path)?.iter().map(|file| read(file)).collect::<Result<Vec<_>, _>>()?;
     let sessions: Vec<Session> = sessions.into_iter().flatten().collect();
-    let broken = |reason: String| TraceError::Line { path: path.into(), line: 1, reason };
     let Some(block_tokens) = sessions.first().map(|session| session.block_size).filter(|&size| size > 0)
     else {
         return Err(TraceError::Empty(path.into()));
     };
     if sessions.iter().any(|session| session.block_size != block_tokens) {
-        return Err(broken("its sessions differ in block_size: keep those of one size".into()));
+        return Err(TraceError::Session { path: path.into(), line: 1, source: SessionError::BlockSizes });
     }
     let mut rows: Vec<Vec<Row>> =
         sessions.iter().enumerate().map(|(i, session)| flatten(i, session)).collect();
@@ -92,7 +105,8 @@ pub(crate) fn load(path: &Path) -> Result<Trace, TraceError> {
         return Err(TraceError::Empty(path.into()));
     }
     let rows = rows.into_iter().map(|row| checked(row, block_tokens, 0)).collect::<Result<_, _>>();
-    Ok(Trace { rows: rows.map_err(broken)?, block_tokens })
+    let rows = rows.map_err(|source| TraceError::Line { path: path.into(), line: 1, source })?;
+    Ok(Trace { rows, block_tokens })
 }
 
 fn files(path: &Path) -> Result<Vec<PathBuf>, TraceError> {
@@ -113,16 +127,12 @@ fn files(path: &Path) -> Result<Vec<PathBuf>, TraceError> {
 
 fn read(path: &Path) -> Result<Vec<Session>, TraceError> {
     let text = fs::read_to_string(path).map_err(|source| TraceError::Io { path: path.into(), source })?;
-    let broken = |line, reason| TraceError::Line { path: path.into(), line, reason };
+    let broken = |line, source| TraceError::Session { path: path.into(), line, source };
     if text.len() > limits::TEXT_FILE_BYTES_MAX {
-        return Err(broken(1, format!("larger than {} bytes: cut it", limits::TEXT_FILE_BYTES_MAX)));
+        return Err(broken(1, SessionError::TooLarge));
     }
     let sessions = serde_json::Deserializer::from_str(&text).into_iter();
-    sessions
-        .map(|session| {
-            session.map_err(|error| broken(error.line(), format!("not a session of WEKA's: {error}")))
-        })
-        .collect()
+    sessions.map(|session| session.map_err(|error| broken(error.line(), error.into()))).collect()
 }
 
 /// The requests of a session and of its sub-agents.

@@ -38,6 +38,25 @@ pub struct PrefixTree {
     cumulative: Vec<f64>,
 }
 
+/// Why there can be no such tree of prefixes.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PrefixError {
+    /// There is no group, or too many.
+    #[error("--prefix-groups must be 1 to {most}", most = limits::PREFIX_GROUPS_MAX)]
+    Groups,
+    /// There is no level, or too many.
+    #[error("--prefix-depth must be 1 to {most}", most = limits::PREFIX_DEPTH_MAX)]
+    Depth,
+    /// A level would be without a token.
+    #[error("--prefix-len {tokens} is less than a token for each of {depth} levels")]
+    Length {
+        /// Tokens of a whole prefix.
+        tokens: u32,
+        /// Levels of the tree.
+        depth: usize,
+    },
+}
+
 // === impl Synthetic ===
 
 impl Synthetic {
@@ -75,15 +94,15 @@ pub fn append(tokens: u32, id: impl Fn(u32) -> u64, blocks: &mut Vec<Block>) {
 impl PrefixTree {
     /// `groups` prefixes of `tokens`, in a tree of `depth` levels; the k-th most popular group is asked for
     /// with probability proportional to 1/k^zipf (0: all alike).
-    pub fn new(groups: usize, tokens: u32, depth: usize, zipf: f64) -> Result<Self, String> {
+    pub fn new(groups: usize, tokens: u32, depth: usize, zipf: f64) -> Result<Self, PrefixError> {
         if groups == 0 || groups > limits::PREFIX_GROUPS_MAX {
-            return Err(format!("--prefix-groups must be 1 to {}", limits::PREFIX_GROUPS_MAX));
+            return Err(PrefixError::Groups);
         }
         if depth == 0 || depth > limits::PREFIX_DEPTH_MAX {
-            return Err(format!("--prefix-depth must be 1 to {}", limits::PREFIX_DEPTH_MAX));
+            return Err(PrefixError::Depth);
         }
         if (tokens as usize) < depth {
-            return Err(format!("--prefix-len {tokens} is less than a token for each of {depth} levels"));
+            return Err(PrefixError::Length { tokens, depth });
         }
         let levels = depth as u32;
         let level_tokens = (0..levels).map(|l| tokens * (l + 1) / levels - tokens * l / levels).collect();
