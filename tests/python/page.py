@@ -104,15 +104,17 @@ def large(browser):
     hour |= {"at": [1.0 * i for i in samples], "in_flight": list(samples), "waiting": [0] * 360,
              "models": [{"model": "all", **series}, *({"model": f"model-{i}", **series} for i in range(50))]}
     for path, body in (("workers", json.dumps(many)), ("metrics", metrics + picks), ("history", json.dumps(hour))):
-        page.route(f"{admin}/{path}", lambda route, body=body: route.fulfill(body=body, content_type="text/plain"))
+        page.route(f"{admin}/{path}", lambda route, _, body=body: route.fulfill(body=body, content_type="text/plain"))
     page.goto(admin)
     until(page, "() => document.querySelectorAll('#workers tr').length >= 200")
     assert page.locator("#workers tr").count() == 200 and page.inner_text("#shown") == "200 of 1000 shown"
     page.fill("#filter", "model-7")
     assert page.locator("#workers tr").count() == 20
     page.fill("#filter", "")
-    took = page.evaluate("async () => { const began = performance.now(); await update(); return performance.now() - began; }")
-    print(f"a refresh with 1000 workers and 50 models: {took:.0f} ms")
+    draw = "async () => { const texts = await Promise.all(['/metrics', '/workers'].map(async (p) => (await fetch(p)).text()));" \
+        " const began = performance.now(); showWorkers(JSON.parse(texts[1]), parse(texts[0])); showHour(); return performance.now() - began; }"
+    took = sorted(page.evaluate(draw) for _ in range(5))
+    print(f"1000 workers and 50 models are read and drawn in {took[2]:.0f} ms, the median of five")
     page.close()
 
 
@@ -136,7 +138,7 @@ try:
             # The last hour has a sample each 10 s.
             until(page, "() => document.querySelectorAll('#charts figure').length === 4")
             until(page, "() => document.querySelector('#charts path').getAttribute('d').length > 4")
-            until(page, "() => [...document.querySelectorAll('#model option')].length === 2")
+            until(page, "name => [...document.querySelectorAll('#model option')].some(o => o.value === name)", model_name())
             fail()
             until(page, "() => document.querySelector('#mishaps').innerText.includes('model_not_found')")
             assert "canary" not in page.content(), "what a client asks for is not shown"
