@@ -20,6 +20,7 @@ use super::{Router, token_sizes::PromptSize};
 use crate::{
     error::Error,
     fleet::{Fleet, Worker},
+    limits::READING_INLINE_BYTES,
     prompt::request::RequestInfo,
 };
 
@@ -166,6 +167,9 @@ pub(super) type Few<T> = SmallVec<[T; 8]>;
 
 const OF_TEXT: Way = (0, false);
 
+/// How many times too large an estimate of a prompt's tokens may be.
+const ESTIMATE_OFF_BY: u64 = 2;
+
 fn way_of(worker: &Worker, model: Option<&str>) -> Way {
     // What is an adapter at one worker may be a model of its own at another.
     (worker.residency.block_size(), model.is_some_and(|model| worker.is_adapter(model)))
@@ -179,6 +183,19 @@ fn is_for(worker: &Worker, owner: Option<WorkerId>, model: Option<&str>) -> bool
 /// What the index calls a worker.
 pub(super) fn index_id(worker: &Worker, by_tokens: bool) -> WorkerId {
     if by_tokens { worker.residency.token_id } else { worker.id }
+}
+
+impl Setting {
+    /// That of a prompt that is refused at once: a worker that has it is no busier, and nothing of it stays
+    /// there.
+    fn computing_nothing(mut self) -> Self {
+        self.prompt_tokens = 0;
+        for view in &mut self.views {
+            view.chain = Arc::default();
+            view.media.clear();
+        }
+        self
+    }
 }
 
 impl Router {
@@ -200,7 +217,7 @@ impl Router {
             let known = self.fleet.model_ids().join(", ");
             return Err(Error::ModelNotFound { model: model.clone(), known });
         }
-        Ok(match &request.tokens {
+        let setting = match &request.tokens {
             None => self.by_text(request, workers),
             Some(prompt) => {
                 let model = request.model.as_deref();
@@ -234,7 +251,28 @@ impl Router {
                     owner: request.owner,
                 }
             }
-        })
+        };
+        let refused = self.is_too_long(request, setting.prompt_tokens);
+        Ok(if refused { setting.computing_nothing() } else { setting })
+    }
+
+    /// Whether every worker of its model refuses a prompt, which has more tokens than that takes. Of an
+    /// estimate some times as many: it may be that wrong.
+    fn is_too_long(&self, request: &RequestInfo, tokens: u64) -> bool {
+        // Of few is it worth a look.
+        if request.chain.total_bytes <= READING_INLINE_BYTES as u64 {
+            return false;
+        }
+        let context = match &request.model {
+            Some(model) => self.fleet.longest_context(model),
+            None => {
+                let mut all =
+                    self.fleet.model_ids().into_iter().map(|model| self.fleet.longest_context(&model));
+                all.try_fold(0, |most, one| Some(one?.max(most)))
+            }
+        };
+        let sure = if request.tokens.is_some() { 1 } else { ESTIMATE_OFF_BY };
+        context.is_some_and(|context| context > 0 && tokens > sure * context)
     }
 
     /// Whether there is a worker for a request that was not `tried` yet.
@@ -246,10 +284,11 @@ impl Router {
         self.fleet.all().iter().any(may_have)
     }
 
-    /// Tokens of a request's prompt; an estimate, unless it was tokenised.
+    /// Tokens of a request's prompt; an estimate, unless it was tokenised. 0 where every worker refuses it.
     pub fn prompt_tokens(&self, request: &RequestInfo) -> u64 {
         let by_text = || self.token_sizes.prompt(request).tokens;
-        request.tokens.as_ref().map_or_else(by_text, |prompt| prompt.total)
+        let tokens = request.tokens.as_ref().map_or_else(by_text, |prompt| prompt.total);
+        if self.is_too_long(request, tokens) { 0 } else { tokens }
     }
 
     fn by_text(&self, request: &RequestInfo, workers: Arc<[Arc<Worker>]>) -> Setting {

@@ -2,11 +2,12 @@
 
 use keyway_core::{pick::Policy, waiting_room::RoomRules};
 use keyway_wire::block_hash::HashKey;
+use serde_json::value::RawValue;
 
 use super::*;
 use crate::{
     clock::Clock,
-    fleet::ejection::Ejections,
+    fleet::{Model, ejection::Ejections},
     metrics::Metrics,
     prompt::{
         request::{self, KeyerConfig},
@@ -41,6 +42,37 @@ fn request(prompt: &str) -> RequestInfo {
 fn ask(router: &Arc<Router>, prompt: &str) -> tokio::task::JoinHandle<Choice> {
     let (router, asked) = (Arc::clone(router), request(prompt));
     tokio::spawn(async move { router.choose(&asked, &[]).await.unwrap() })
+}
+
+/// Tells the only worker's context of the model, in tokens.
+fn takes(router: &Router, context: Option<u64>) {
+    let json = RawValue::from_string("{}".to_owned()).unwrap();
+    let model = Model { id: "m".to_owned(), parent: None, json, context, numerics_id: None };
+    router.fleet().all()[0].set_models(vec![model]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prompt_that_every_worker_refuses_keeps_nobody_waiting() {
+    let router = router(1);
+    // Some 100,000 tokens.
+    let long = "word".repeat(200);
+    takes(&router, Some(8_000));
+    let refused = ask(&router, &long).await.unwrap();
+    assert_eq!((refused.pick.uncached_tokens, router.index().with(|index| index.len())), (0, 0));
+    // It is at the worker, which has nothing to compute of it.
+    let next = ask(&router, "two ").await.unwrap();
+    assert!(next.pick.uncached_tokens > 300);
+    drop((refused, next));
+    for context in [None, Some(90_000)] {
+        takes(&router, context);
+        let first = ask(&router, &long).await.unwrap();
+        assert!(first.pick.uncached_tokens > 50_000, "{context:?}");
+        let waits = ask(&router, "two ");
+        tokio::task::yield_now().await;
+        assert!(!waits.is_finished(), "{context:?}");
+        drop(first);
+        waits.await.unwrap();
+    }
 }
 
 #[tokio::test(start_paused = true)]
