@@ -102,6 +102,19 @@ struct Member {
     by_hand: bool,
 }
 
+impl Member {
+    fn is(&self, worker: &Arc<Worker>) -> bool {
+        Arc::ptr_eq(&self.worker, worker)
+    }
+
+    /// Ends what watches it.
+    fn end(&mut self) -> Vec<JoinHandle<()>> {
+        let tasks = mem::take(&mut self.tasks);
+        tasks.iter().for_each(JoinHandle::abort);
+        tasks
+    }
+}
+
 impl Members {
     /// No worker yet. Without `finds_events`, KV events are followed only where a worker's settings name
     /// them.
@@ -257,15 +270,18 @@ impl Members {
     }
 
     /// Its last answer has ended.
-    async fn drained(&self, worker: &Worker) {
-        tracing::info!(worker = %worker.name, "worker has drained");
-        let member = self.all.lock().get_mut(&worker.id).map(|member| mem::take(&mut member.tasks));
-        for task in member.into_iter().flatten() {
-            task.abort();
+    async fn drained(&self, worker: &Arc<Worker>) {
+        let tasks = self.all.lock().get_mut(&worker.id).filter(|member| member.is(worker)).map(Member::end);
+        for task in tasks.into_iter().flatten() {
             // What follows its events may be in the middle of a slice, and says nothing more once it has
             // ended.
             let _ = task.await;
         }
+        // One that was taken back meanwhile has joined anew, by the same id.
+        if !self.all.lock().get(&worker.id).is_some_and(|member| member.is(worker)) {
+            return;
+        }
+        tracing::info!(worker = %worker.name, "worker has drained");
         self.router.index().forget_worker(worker, self.router.now());
         // Drained by hand, it stays on the list, so that its source does not bring it back.
         if !self.by_hand(worker) {
@@ -297,8 +313,9 @@ impl Members {
     pub fn undrain(self: &Arc<Self>, name: &str) -> bool {
         let mut members = self.all.lock();
         let found = members.iter().find(|(_, m)| m.by_hand && m.worker.name == name).map(|(id, _)| *id);
-        let Some(member) = found.and_then(|id| members.remove(&id)) else { return false };
+        let Some(mut member) = found.and_then(|id| members.remove(&id)) else { return false };
         drop(members);
+        member.end();
         self.router.fleet().remove(member.worker.id);
         self.join(member.worker.config(), member.source)
     }
@@ -335,3 +352,6 @@ impl Members {
         self.all.lock().get(&worker.id).is_some_and(|member| member.by_hand)
     }
 }
+
+#[cfg(test)]
+mod tests;

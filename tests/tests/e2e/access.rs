@@ -74,6 +74,8 @@ const OPERATORS: [Row; 25] = [
     ("GET", "/metrics", of_operators(200)),
     ("GET", "/workers", of_operators(200)),
     ("GET", "/scale", of_operators(200)),
+    ("GET", "/history", of_operators(200)),
+    ("GET", "/mishaps", of_operators(200)),
     ("GET", "/load", of_operators(200)),
     ("POST", "/explain", of_operators(200)),
     ("GET", "/explain", of_operators(404)),
