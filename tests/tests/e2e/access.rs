@@ -64,7 +64,7 @@ const fn of_operators(status: u16) -> [u16; 4] {
     [401, 401, 401, status]
 }
 
-const OPERATORS: [Row; 25] = [
+const OPERATORS: [Row; 27] = [
     ("GET", "/", [200; 4]),
     ("GET", "/livez", [200; 4]),
     ("GET", "/readyz", [200; 4]),
