@@ -263,13 +263,11 @@ impl Router {
         if request.chain.total_bytes <= READING_INLINE_BYTES as u64 {
             return false;
         }
-        let context = match &request.model {
-            Some(model) => self.fleet.longest_context(model),
-            None => {
-                let mut all =
-                    self.fleet.model_ids().into_iter().map(|model| self.fleet.longest_context(&model));
-                all.try_fold(0, |most, one| Some(one?.max(most)))
-            }
+        let context = if let Some(model) = &request.model {
+            self.fleet.longest_context(model)
+        } else {
+            let mut all = self.fleet.model_ids().into_iter().map(|model| self.fleet.longest_context(&model));
+            all.try_fold(0, |most, one| Some(one?.max(most)))
         };
         let sure = if request.tokens.is_some() { 1 } else { ESTIMATE_OFF_BY };
         context.is_some_and(|context| context > 0 && tokens > sure * context)
