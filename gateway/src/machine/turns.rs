@@ -60,8 +60,7 @@ impl Turns {
                 State::Waits(waiting) => {
                     // It is never closed.
                     let permit = ready!(waiting.as_mut().poll(cx)).ok();
-                    let end = Box::pin(task::yield_now());
-                    self.0 = State::Has(Turn { left_bytes: TURN_BYTES, end, _permit: permit });
+                    self.0 = State::Has(Turn { left_bytes: TURN_BYTES, end: end_of_turn(), _permit: permit });
                 }
                 State::Has(turn) if turn.left_bytes > 0 => return Poll::Ready(turn.left_bytes),
                 State::Has(turn) => {
@@ -91,6 +90,14 @@ impl Turns {
             self.0 = State::Missed;
         }
     }
+}
+
+/// Completes when the thread has looked for what else is due. A task of its own waits for that: who asks may
+/// be polled several times before.
+fn end_of_turn() -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    let Ok(runtime) = Handle::try_current() else { return Box::pin(task::yield_now()) };
+    let ended = runtime.spawn(task::yield_now());
+    Box::pin(async move { drop(ended.await) })
 }
 
 impl Drop for Turns {
@@ -186,6 +193,23 @@ mod tests {
         tell.send(()).unwrap();
         slow.await.unwrap();
         assert_eq!(*log.lock(), "aaaas");
+    }
+
+    #[tokio::test]
+    async fn a_turn_is_not_over_because_its_task_looks_often() {
+        let (mut turns, mut next) = (Turns::default(), Turns::default());
+        poll_fn(|cx| turns.poll_turn(cx)).await;
+        poll_fn(|cx| {
+            assert!(next.poll_turn(cx).is_pending());
+            for _ in 0..10 {
+                turns.nothing_yet(cx);
+                assert!(next.poll_turn(cx).is_pending());
+            }
+            turns.copied(TURN_BYTES);
+            assert!(turns.poll_turn(cx).is_pending());
+            Poll::Ready(())
+        })
+        .await;
     }
 
     #[tokio::test]
