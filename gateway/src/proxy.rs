@@ -11,6 +11,7 @@ pub mod own_fault;
 pub mod poison;
 pub mod reading;
 pub mod relay;
+pub mod request_reader;
 pub mod resume;
 pub mod retry_limits;
 pub(crate) mod silence;

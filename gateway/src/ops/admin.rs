@@ -5,9 +5,7 @@ mod commands;
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
-use http::{HeaderValue, Method, StatusCode, Version, header};
-use http_body::Body;
-use http_body_util::{LengthLimitError, Limited};
+use http::{HeaderValue, Method, StatusCode, header};
 use serde::Serialize;
 use tokio::sync::Semaphore;
 use tower::service_fn;
@@ -21,7 +19,6 @@ use crate::{
     },
     error::Error,
     fleet::{Present, Worker},
-    impatient::{Impatient, Pace, TooSlow},
     leaving::Leaving,
     limits::{CORE_PATIENCE, MAX_EXPLAIN_BYTES},
     machine::{cores::Cores, threads},
@@ -109,28 +106,17 @@ async fn explained(request: Request, admin: &Admin, explaining: &Semaphore) -> R
     let query = request.uri().query().unwrap_or_default();
     let path = query.split('&').find_map(|pair| pair.strip_prefix("path=")).unwrap_or("/v1/chat/completions");
     let path = path.replace("%2F", "/").replace("%2f", "/");
-    let headers = request.headers().clone();
+    let (headers, version) = (request.headers().clone(), request.version());
     let dispatch = Arc::clone(&admin.live.now().dispatch);
-    let limit_bytes = dispatch.reader.max_bytes.min(MAX_EXPLAIN_BYTES);
-    let pace = Pace { idle: dispatch.timeouts.body_idle, whole: dispatch.timeouts.body };
-    let too_large = Error::BodyTooLarge { limit_bytes };
-    // As long as its head says: what is refused anyway is not read.
-    if request.body().size_hint().lower() > limit_bytes as u64 {
-        return Err(too_large);
-    }
-    let is_h2 = request.version() == Version::HTTP_2;
-    let body = Limited::new(Impatient::new(request.into_body(), pace), limit_bytes);
+    let requests = &dispatch.requests;
+    let bounds = arriving::Bounds::of(requests.bodies.max_bytes.min(MAX_EXPLAIN_BYTES), &dispatch.timeouts);
+    let body = (request.into_body(), version);
     // As large as one prompt, and there is one at a time.
-    let body = arriving::whole((body, is_h2), || None).await;
-    let body = body.map_err(|error| match error.downcast_ref::<TooSlow>() {
-        Some(why) => Error::BodyTooSlow(*why),
-        None if error.is::<LengthLimitError>() => too_large,
-        None => Error::BodyUnreadable(error.to_string()),
-    })?;
-    let info = dispatch.read(Work::of(&Method::POST, &path), &path, &headers, &body).await;
+    let body = arriving::bounded(body, bounds, || None, || Ok(())).await?;
+    let info = requests.read(Work::of(&Method::POST, &path), &path, &headers, &body).await;
     let router = Arc::clone(&admin.router);
     let explaining = move || {
-        let drift = dispatch.doctor.look(&headers, (&body, &dispatch.reader.ignored), &info);
+        let drift = dispatch.doctor.look(&headers, (&body, &dispatch.requests.bodies.ignored), &info);
         let found = explain(&router, &info, drift)?;
         Ok(serde_json::to_vec_pretty(&found).unwrap_or_default())
     };

@@ -22,6 +22,7 @@ use crate::{
     metrics::Metrics,
     net::tls::{self, Prepared, ServerTls},
     prompt::{ignored::Ignored, token_keyer::TokenKeyer},
+    proxy::dispatch::AnswerOptions,
     routing::Router,
     upstream::Upstream,
     watch::{
@@ -157,19 +158,18 @@ impl Reloader {
             let of = |(name, dir): &(String, std::path::PathBuf)| (name.clone(), dir.clone());
             let all: Vec<_> = config.tokenizers.iter().map(of).collect();
             let all = all.iter().map(|(name, dir)| (name.as_str(), Path::new(dir)));
-            dispatch.tokens = Arc::new(TokenKeyer::load(
+            dispatch.requests.tokens = Arc::new(TokenKeyer::load(
                 all,
                 self.parts.body_memory.prompts(),
                 Arc::clone(&self.parts.metrics),
             )?);
         }
-        dispatch.reader.max_bytes = config.limits.max_body_bytes;
-        dispatch.max_event_bytes = config.limits.max_event_bytes;
-        dispatch.expose_routing = config.routing.expose;
-        dispatch.ask_usage = config.routing.ask_usage;
-        dispatch.require_model = config.routing.require_model;
-        dispatch.session_hints = config.routing.session_hints;
-        dispatch.reader.ignored = Arc::new(Ignored::new(&config.routing.ignored)?);
+        let requests = &mut dispatch.requests;
+        requests.bodies.max_bytes = config.limits.max_body_bytes;
+        requests.bodies.ignored = Arc::new(Ignored::new(&config.routing.ignored)?);
+        requests.require_model = config.routing.require_model;
+        requests.session_hints = config.routing.session_hints;
+        dispatch.answers = AnswerOptions::of(&config);
         dispatch.timeouts = config.timeouts;
         let tenants = self.tenants(now.tenants.as_ref(), old, &config)?;
         let tls = config.tls.as_ref().filter(|_| config.tls != old.tls).map(tls::prepare).transpose()?;

@@ -24,7 +24,13 @@ use crate::{
         reload::{Parts, look_for_workers},
     },
     prompt::{drift::DriftDoctor, ignored::Ignored, request::KeyerConfig, token_keyer::TokenKeyer},
-    proxy::{dispatch::Dispatch, reading::BodyReader, resume::Resumer, retry_limits::RetryLimits},
+    proxy::{
+        dispatch::{AnswerOptions, Dispatch},
+        reading::BodyReader,
+        request_reader::RequestReader,
+        resume::Resumer,
+        retry_limits::RetryLimits,
+    },
     routing::{Router, RouterOptions, decision_log::DecisionLog, snapshot::Memory},
     scale::autoscale::Autoscale,
     stored_state::StoredState,
@@ -122,27 +128,29 @@ fn dispatch(
     let tokens =
         TokenKeyer::load(tokenizers, body_memory.prompts(), Arc::clone(metrics)).map_err(io::Error::other)?;
     let retries = RetryLimits::new(keyer.key, router.now());
-    let reader = BodyReader {
+    let bodies = BodyReader {
         keyer,
         ignored: Arc::new(Ignored::new(&config.routing.ignored).map_err(io::Error::other)?),
         memory: body_memory.clone(),
         max_bytes: config.limits.max_body_bytes,
     };
+    let requests = RequestReader {
+        bodies,
+        tokens: Arc::new(tokens),
+        session_hints: config.routing.session_hints,
+        require_model: config.routing.require_model,
+        router: Arc::clone(router),
+    };
     Ok(Dispatch {
         admission: admission.clone(),
-        reader,
+        requests,
         resumer: resumer(config, router, upstream, retries.clone()),
         router: Arc::clone(router),
         scale: Arc::clone(scale),
         upstream: upstream.clone(),
         metrics: Arc::clone(metrics),
-        tokens: Arc::new(tokens),
-        max_event_bytes: config.limits.max_event_bytes,
         doctor: Arc::new(DriftDoctor::new(config.routing.hash_key, metrics)),
-        session_hints: config.routing.session_hints,
-        expose_routing: config.routing.expose,
-        ask_usage: config.routing.ask_usage,
-        require_model: config.routing.require_model,
+        answers: AnswerOptions::of(config),
         timeouts: config.timeouts,
         retries,
     })

@@ -2,18 +2,22 @@
 //! others that arrive at the same core.
 
 use std::{
-    future::poll_fn,
+    future::{Future, poll_fn},
     mem,
-    pin::Pin,
+    pin::{Pin, pin},
     task::{Context, Poll, ready},
 };
 
 use bytes::{Bytes, BytesMut};
+use http::Version;
 use http_body::{Body, Frame};
+use http_body_util::{LengthLimitError, Limited};
 
 use crate::{
     access::body_memory::Room,
+    config::Timeouts,
     error::Error,
+    impatient::{Impatient, Pace, TooSlow},
     limits::{BODY_FREE_BYTES, GIVEN_BACK_INLINE_BYTES, READING_INLINE_BYTES},
     machine::{heap, threads, turns::Turns},
     proxy::body::BoxError,
@@ -23,12 +27,59 @@ use crate::{
 /// Room that is made at first for what a client says is to come of its body.
 const BODY_ROOM_BYTES: u64 = 1 << 20;
 
+/// How a body may come.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bounds {
+    /// Its bytes at most.
+    pub max_bytes: usize,
+    pace: Pace,
+}
+
+impl Bounds {
+    /// So many bytes at most, as fast as a request's timeouts say.
+    pub(crate) fn of(max_bytes: usize, timeouts: &Timeouts) -> Self {
+        Self { max_bytes, pace: Pace { idle: timeouts.body_idle, whole: timeouts.body } }
+    }
+}
+
+/// All of a body within its bounds. What is not there at once has to `arrive`, which may be refused.
+///
+/// # Errors
+/// A body that is too large (unread, where its head says so), too slow or unreadable, what finds no room, and
+/// what may not arrive.
+pub(crate) async fn bounded<B, P>(
+    (body, version): (B, Version),
+    bounds: Bounds,
+    room: impl FnOnce() -> Option<Room>,
+    arrive: impl FnOnce() -> Result<P, Error>,
+) -> Result<Bytes, Error>
+where
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
+{
+    let too_large = Error::BodyTooLarge { limit_bytes: bounds.max_bytes };
+    if body.size_hint().lower() > bounds.max_bytes as u64 {
+        return Err(too_large);
+    }
+    let body = Limited::new(Impatient::new(body, bounds.pace), bounds.max_bytes);
+    let mut whole = pin!(whole((body, version == Version::HTTP_2), room));
+    let whole = match poll_fn(|cx| Poll::Ready(whole.as_mut().poll(cx))).await {
+        Poll::Ready(whole) => whole,
+        Poll::Pending => {
+            let _arriving = arrive()?;
+            whole.await
+        }
+    };
+    whole.map_err(|error| match (error.downcast_ref::<TooSlow>(), error.downcast_ref::<Error>()) {
+        (Some(why), _) => Error::BodyTooSlow(*why),
+        (_, Some(refused)) => refused.clone(),
+        _ if error.is::<LengthLimitError>() => too_large,
+        _ => Error::BodyUnreadable(error.to_string()),
+    })
+}
+
 /// All of a body, in the room that it may have: as it came, if it came at once; else joined as it comes, so
 /// that it is never held twice.
-pub(crate) async fn whole<B>(
-    (body, is_h2): (B, bool),
-    room: impl FnOnce() -> Option<Room>,
-) -> Result<Bytes, BoxError>
+async fn whole<B>((body, is_h2): (B, bool), room: impl FnOnce() -> Option<Room>) -> Result<Bytes, BoxError>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
 {

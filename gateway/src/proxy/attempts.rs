@@ -143,7 +143,7 @@ impl<'a> Attempts<'a> {
     /// What the worker is asked, which may be for more than the client asks.
     fn asking(&self, worker: &Arc<Worker>) -> (bytes::Bytes, UsageFilter) {
         let (dispatch, Asked { parts, body, info, .. }) = (self.dispatch, &**self.asked);
-        if !(dispatch.ask_usage && info.stream) {
+        if !(dispatch.answers.ask_usage && info.stream) {
             return (body.clone(), UsageFilter::pass_all());
         }
         let always = dispatch.resumer.counts_tokens(worker);

@@ -4,45 +4,32 @@
 //!
 //! Next: [`crate::proxy::attempts`], then [`crate::proxy::relay`].
 
-use std::{
-    future::poll_fn,
-    pin::{Pin, pin},
-    sync::Arc,
-    task::Poll,
-};
+use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll};
 
-use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Version, request::Parts};
-use http_body::Body;
-use http_body_util::{LengthLimitError, Limited};
+use http::{HeaderValue, request::Parts};
 use keyway_core::{index::WorkerId, pick::Pick};
-use keyway_wire::block_hash::Chain;
 
 use crate::{
     access::{
-        admission::{Admission, Permit},
-        body_memory::Room,
+        admission::Admission,
         tenants::{self, Estimate, Used, Visit},
     },
     api::Api,
     client::Client,
     clock::Instant,
-    config::Timeouts,
+    config::{Config, Timeouts},
     error::Error,
     fleet::Worker,
     headers::{MATCHED_TOKENS, REASON, WORKER},
-    impatient::{Impatient, Pace, TooSlow},
     limits::READING_INLINE_BYTES,
     machine::threads,
     metrics::Metrics,
     party::Stage,
     prompt::{
-        content::{self, Content, Form, Plain},
+        content::{self, Content, Plain},
         drift::DriftDoctor,
         ignored::Ignored,
-        request::{RequestInfo, Untold},
-        session,
-        token_keyer::{TokenKeyer, TokenPrompt},
+        request::RequestInfo,
         work::Work,
     },
     proxy::{
@@ -53,9 +40,10 @@ use crate::{
         poison::Broken,
         reading::{BodyReader, Sender},
         relay::Terms,
+        request_reader::RequestReader,
         resume::Resumer,
         retry_limits::RetryLimits,
-        silence, whom,
+        silence,
     },
     routing::Router,
     scale::autoscale::Autoscale,
@@ -69,8 +57,8 @@ use crate::{
 pub struct Dispatch {
     /// How many requests there may be.
     pub admission: Admission,
-    /// Reads bodies into text and what routing knows of it, up to the largest size allowed.
-    pub reader: BodyReader,
+    /// Reads requests into what routing knows of them.
+    pub requests: RequestReader,
     /// Chooses a worker for each attempt; knows the fleet and the index.
     pub router: Arc<Router>,
     /// Follows what requests ask of the fleet, and lets them wait for a first worker.
@@ -81,24 +69,36 @@ pub struct Dispatch {
     pub metrics: Arc<Metrics>,
     /// Says where sessions' prompts stop repeating their past.
     pub doctor: Arc<DriftDoctor>,
-    /// Models whose prompts are known by their tokens.
-    pub tokens: Arc<TokenKeyer>,
-    /// Whether a session that the client names counts.
-    pub session_hints: bool,
-    /// Largest event of a stream.
-    pub max_event_bytes: usize,
-    /// Whether a request must name its model where workers serve different ones.
-    pub require_model: bool,
-    /// Whether answers name the worker and the reason.
-    pub expose_routing: bool,
-    /// Whether workers are asked for the usage of streams whose clients do not ask.
-    pub ask_usage: bool,
+    /// What is asked of answers, and said in them.
+    pub answers: AnswerOptions,
     /// How long the parts of a request may take.
     pub timeouts: Timeouts,
     /// What bounds the attempts of all requests.
     pub retries: RetryLimits,
     /// Lets streams outlive their worker.
     pub resumer: Arc<Resumer>,
+}
+
+/// What the gateway asks of workers' answers, and says in them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AnswerOptions {
+    /// Largest event of a stream.
+    pub max_event_bytes: usize,
+    /// Whether answers name the worker and the reason.
+    pub expose_routing: bool,
+    /// Whether workers are asked for the usage of streams whose clients do not ask.
+    pub ask_usage: bool,
+}
+
+impl AnswerOptions {
+    /// As the configuration says.
+    pub fn of(config: &Config) -> Self {
+        Self {
+            max_event_bytes: config.limits.max_event_bytes,
+            expose_routing: config.routing.expose,
+            ask_usage: config.routing.ask_usage,
+        }
+    }
 }
 
 impl Dispatch {
@@ -126,58 +126,6 @@ impl Dispatch {
         served.unwrap_or(Err(late))
     }
 
-    /// All that routing knows of a request to `path`, which is this much `work`.
-    pub async fn read(&self, work: Work, path: &str, headers: &HeaderMap, body: &Bytes) -> RequestInfo {
-        let form = Form::of(content::kind(headers), body);
-        let mut info = Arc::unwrap_or_clone(self.reader.text(form, body).await);
-        self.complete(&mut info, work, path, headers);
-        if info.tokens.is_none() {
-            info.tokens = self.tokens(path, &info, body).await;
-        }
-        info
-    }
-
-    /// Adds what the body alone does not say.
-    fn complete(&self, info: &mut RequestInfo, work: Work, path: &str, headers: &HeaderMap) {
-        // Where it names none, there is no need to look for one.
-        let path_of_kind = if work.fills_cache() { path } else { without_id(path) };
-        info.kind = self.kind_of(path_of_kind, info.model.as_deref());
-        if !work.fills_cache() {
-            info.follow_no_prefix(work);
-        } else if self.session_hints {
-            info.session = session::of(headers, info, self.reader.keyer.key);
-        }
-    }
-
-    /// Adds the prompt's tokens, where it came as such or the model's tokenizer is known.
-    async fn add_tokens(&self, info: &mut RequestInfo, path: &str, body: &Bytes) {
-        if info.work.fills_cache() {
-            self.router.tokens_come();
-        }
-        if info.tokens.is_none() {
-            info.tokens = self.tokens(path, info, body).await;
-        }
-    }
-
-    /// The prompt's tokens, where the model's tokenizer is known.
-    async fn tokens(&self, path: &str, info: &RequestInfo, body: &Bytes) -> Option<TokenPrompt> {
-        let tokens = &self.tokens;
-        let finds_nothing = info.untold.is_some_and(Untold::finds_nothing);
-        if tokens.is_empty() || !info.work.fills_cache() || finds_nothing {
-            return None;
-        }
-        // An adapter's prompts are made of its base model's tokens.
-        let base = info.model.as_deref().filter(|model| !tokens.knows(model));
-        let base = base.and_then(|adapter| self.router.fleet().parent_of(adapter));
-        let context = || self.router.fleet().longest_context(info.model.as_deref()?);
-        tokens.tokens(path, body, base.as_deref().or(info.model.as_deref()), context).await
-    }
-
-    /// Names a kind of request: workers may refuse one, and serve others.
-    fn kind_of(&self, path: &str, model: Option<&str>) -> u64 {
-        Chain::new(self.reader.keyer.key, path.as_bytes()).push(model.unwrap_or_default().as_bytes()).0
-    }
-
     async fn serve(
         &self,
         request: Request,
@@ -186,37 +134,34 @@ impl Dispatch {
     ) -> Result<Response, Error> {
         let visit = record.visit();
         let admit = |stage| self.admission.admit(stage, client, visit.clone());
-        let room = || self.reader.memory.room(client, visit.clone());
+        let room = || self.requests.bodies.memory.room(client, visit.clone());
         let (mut parts, body) = request.into_parts();
-        let body = self.read_body((body, parts.version), || Some(room()), || admit(Stage::Arriving)).await?;
+        let bounds = arriving::Bounds::of(self.requests.bodies.max_bytes, &self.timeouts);
+        let body = (body, parts.version);
+        let body = arriving::bounded(body, bounds, || Some(room()), || admit(Stage::Arriving)).await?;
         // It has come whole.
         let permit = admit(Stage::Serving)?;
         // The server's own marks would outlive their use.
         parts.extensions.clear();
         // What few requests need is in boxes here, so that the others have no room for it.
         let plain = if Plain::is_coded(&parts.headers, &body) {
-            Box::pin(Plain::of(&mut parts.headers, body, self.reader.max_bytes)).await?
+            Box::pin(Plain::of(&mut parts.headers, body, self.requests.bodies.max_bytes)).await?
         } else {
             Plain::as_it_came(body)
         };
         let (reading, sender) = (Instant::now(), Sender { client, visit: visit.as_ref() });
+        let requests = &self.requests;
         let (content, mut shared) = if BodyReader::is_large(&plain) {
-            Box::pin(self.reader.read(&mut parts, plain, sender)).await?
+            Box::pin(requests.bodies.read(&mut parts, plain, sender)).await?
         } else {
-            self.reader.read_here(&mut parts, plain, sender)?
+            requests.bodies.read_here(&mut parts, plain, sender)?
         };
         let (info, visit) = (Arc::make_mut(&mut shared), visit.as_deref());
-        let work = Work::of(&parts.method, parts.uri.path());
-        self.complete(info, work, parts.uri.path(), &parts.headers);
-        if info.tokens.is_some() || !self.tokens.is_empty() {
-            Box::pin(self.add_tokens(info, parts.uri.path(), &content.text)).await;
+        requests.complete(info, Work::of(&parts.method, parts.uri.path()), parts.uri.path(), &parts.headers);
+        if requests.looks_for_tokens(info) {
+            Box::pin(requests.add_tokens(info, parts.uri.path(), &content.text)).await;
         }
-        info.model = info.model.take().or_else(|| whom::model_in_target(self.router.fleet(), &parts));
-        info.unread = content.unread.or(info.unread.filter(|_| !content.text.is_empty()));
-        if parts.method != Method::POST {
-            // To look for what is stored is another kind than to compute.
-            info.kind = !info.kind;
-        }
+        requests.add_target(info, &parts, &content);
         let read = Instant::now();
         self.metrics.routing.observe((read - reading).as_secs_f64());
         if stored_state::concerns(&parts, info) {
@@ -225,8 +170,8 @@ impl Dispatch {
             }
             info.owner = Box::pin(self.owner(&parts, info, record)).await?;
         }
-        if self.require_model && info.owner.is_none() {
-            whom::model_is_known_or_one(self.router.fleet(), &parts, info)?;
+        if info.owner.is_none() {
+            requests.refuse_unnamed(info, &parts)?;
         }
         if let Some(visit) = visit.filter(|visit| visit.is_metered() && record.computes()) {
             // Whatever its path: what reaches a worker is charged.
@@ -287,45 +232,15 @@ impl Dispatch {
         }
     }
 
-    /// All of a body. What is not there at once takes a place of those that arrive.
-    async fn read_body(
-        &self,
-        (body, version): (hyper::body::Incoming, Version),
-        room: impl FnOnce() -> Option<Room>,
-        arrives: impl FnOnce() -> Result<Permit, Error>,
-    ) -> Result<Bytes, Error> {
-        let too_large = Error::BodyTooLarge { limit_bytes: self.reader.max_bytes };
-        // As long as its head says.
-        if body.size_hint().lower() > self.reader.max_bytes as u64 {
-            return Err(too_large);
-        }
-        let pace = Pace { idle: self.timeouts.body_idle, whole: self.timeouts.body };
-        let body = Limited::new(Impatient::new(body, pace), self.reader.max_bytes);
-        let mut whole = pin!(arriving::whole((body, version == Version::HTTP_2), room));
-        let whole = match poll_fn(|cx| Poll::Ready(whole.as_mut().poll(cx))).await {
-            Poll::Ready(whole) => whole,
-            Poll::Pending => {
-                let _arriving = arrives()?;
-                whole.await
-            }
-        };
-        whole.map_err(|error| match (error.downcast_ref::<TooSlow>(), error.downcast_ref::<Error>()) {
-            (Some(why), _) => Error::BodyTooSlow(*why),
-            (_, Some(refused)) => refused.clone(),
-            _ if error.is::<LengthLimitError>() => too_large,
-            _ => Error::BodyUnreadable(error.to_string()),
-        })
-    }
-
     /// What bounds an answer to this request, and in whose words it is.
     pub(crate) fn terms(&self, asked: &Asked) -> Terms {
-        let (timeouts, max_event_bytes) = (self.timeouts, self.max_event_bytes);
+        let (timeouts, max_event_bytes) = (self.timeouts, self.answers.max_event_bytes);
         Terms { api: Api::of(asked.parts.uri.path()), timeouts, max_event_bytes }
     }
 
     /// Looks where a session's prompt leaves its past; into a large one where no other client waits for it.
     pub(crate) fn look_for_drift(&self, asked: &Arc<Asked>) {
-        let (doctor, ignored) = (&self.doctor, &self.reader.ignored);
+        let (doctor, ignored) = (&self.doctor, &self.requests.bodies.ignored);
         // Asked for only where needed: who has no large bodies needs no threads for them.
         let is_large = asked.body.len() > READING_INLINE_BYTES;
         match is_large.then(threads::large_bodies).flatten() {
@@ -338,7 +253,7 @@ impl Dispatch {
     }
 
     pub(crate) fn expose(&self, response: &mut Response, worker: &Worker, pick: &Pick) {
-        if !self.expose_routing {
+        if !self.answers.expose_routing {
             return;
         }
         let headers = response.headers_mut();
@@ -370,14 +285,6 @@ pub(crate) async fn once_begun<T>(
     .await
 }
 
-/// A path up to what names one thing among many: `/v1/files` of `/v1/files/abc/content`.
-fn without_id(path: &str) -> &str {
-    let mut slashes = memchr::memchr_iter(b'/', path.as_bytes()).skip(2);
-    let (Some(second), third) = (slashes.next(), slashes.next()) else { return path };
-    let has_parts = matches!(&path[..second], "/v1/chat" | "/v1/messages" | "/v1/audio" | "/v1/images");
-    if has_parts { &path[..third.unwrap_or(path.len())] } else { &path[..second] }
-}
-
 /// Why a request cannot go to the worker that stores what it names.
 fn state_away(error: Error) -> Error {
     if matches!(error, Error::NoWorker | Error::ModelNotFound { .. }) { Error::StateAway } else { error }
@@ -385,28 +292,9 @@ fn state_away(error: Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
+    use std::{cell::RefCell, pin::pin};
 
     use super::*;
-
-    #[test]
-    fn a_kind_has_no_ids() {
-        for (path, kind) in [
-            ("/v1/chat/completions", "/v1/chat/completions"),
-            ("/v1/chat/completions/abc", "/v1/chat/completions"),
-            ("/v1/completions", "/v1/completions"),
-            ("/v1/messages/count_tokens", "/v1/messages/count_tokens"),
-            ("/v1/responses/resp_1/input_items", "/v1/responses"),
-            ("/v1/files/abc/content", "/v1/files"),
-            ("/tokenize", "/tokenize"),
-            ("/v2/rerank", "/v2/rerank"),
-            ("/v1/", "/v1/"),
-            ("//", "//"),
-            ("///", "//"),
-        ] {
-            assert_eq!(without_id(path), kind);
-        }
-    }
 
     #[tokio::test]
     async fn what_is_done_meanwhile_is_done_once_and_after_the_first_step() {
