@@ -32,7 +32,7 @@ use tokio::sync::Notify;
 
 pub use self::{
     fault::{Cause, Fault},
-    habits::{Habit, Habits, StreamKind},
+    habits::{Habit, Habits, Question, StreamKind},
     trouble::{Present, Trouble},
 };
 use crate::{

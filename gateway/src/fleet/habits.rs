@@ -1,4 +1,5 @@
-//! What a worker's streams look like unasked, as its first one of each kind shows it (`usage/ask.rs`).
+//! What a worker's streams look like unasked, as its first one of each kind shows it, and whether it takes
+//! the question for their usage (`usage/ask.rs`).
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
@@ -16,6 +17,18 @@ pub enum Habit {
     Tells,
 }
 
+/// What a worker made of the question for a stream's usage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Question {
+    /// It has not been asked, or its refusal may have been for something else.
+    Open,
+    /// It has answered a stream that asked.
+    Taken,
+    /// It refused a stream that asked, and answered the same one that did not.
+    Refused,
+}
+
 /// Kinds of streams that are asked for their usage; engines write the chunks of each by code of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamKind {
@@ -29,7 +42,10 @@ pub enum StreamKind {
 
 /// The habits of one worker, by kind of stream.
 #[derive(Debug, Default)]
-pub struct Habits([AtomicU8; 3]);
+pub struct Habits {
+    unasked: [AtomicU8; 3],
+    questions: [AtomicU8; 3],
+}
 
 impl StreamKind {
     /// That of a request to this path; `None` where streams are not asked at all.
@@ -46,19 +62,32 @@ impl StreamKind {
 impl Habits {
     /// The habit of streams of this kind.
     pub(crate) fn of(&self, kind: StreamKind) -> Habit {
-        let habit = self.0[kind as usize].load(Relaxed);
+        let habit = self.unasked[kind as usize].load(Relaxed);
         let known = [Habit::Silent, Habit::Nulls, Habit::Tells];
         known.into_iter().find(|known| *known as u8 == habit).unwrap_or(Habit::Unknown)
     }
 
     /// Notes what a stream of this kind was like.
     pub(crate) fn learn(&self, kind: StreamKind, habit: Habit) {
-        self.0[kind as usize].store(habit as u8, Relaxed);
+        self.unasked[kind as usize].store(habit as u8, Relaxed);
+    }
+
+    /// What it made of the question in streams of this kind.
+    pub(crate) fn question(&self, kind: StreamKind) -> Question {
+        let question = self.questions[kind as usize].load(Relaxed);
+        let known = [Question::Taken, Question::Refused];
+        known.into_iter().find(|known| *known as u8 == question).unwrap_or(Question::Open)
+    }
+
+    /// Notes what it made of the question.
+    pub(crate) fn answered(&self, kind: StreamKind, question: Question) {
+        self.questions[kind as usize].store(question as u8, Relaxed);
     }
 
     /// Another process may come.
     pub fn forget(&self) {
-        self.0.iter().for_each(|habit| habit.store(Habit::Unknown as u8, Relaxed));
+        // Both begin with 0.
+        self.unasked.iter().chain(&self.questions).for_each(|habit| habit.store(0, Relaxed));
     }
 }
 
@@ -77,7 +106,11 @@ mod tests {
         let all = || [chat, with_tools, completions].map(|kind| habits.of(kind));
         assert_eq!(all(), [Habit::Unknown, Habit::Nulls, Habit::Tells]);
         assert_eq!(StreamKind::of("/v1/responses", false), None);
+        habits.answered(chat, Question::Taken);
+        habits.answered(with_tools, Question::Refused);
+        let questions = || [chat, with_tools, completions].map(|kind| habits.question(kind));
+        assert_eq!(questions(), [Question::Taken, Question::Refused, Question::Open]);
         habits.forget();
-        assert_eq!(all(), [Habit::Unknown; 3]);
+        assert_eq!((all(), questions()), ([Habit::Unknown; 3], [Question::Open; 3]));
     }
 }

@@ -7,7 +7,7 @@
 //! is the client's own, is passed on, and its client is remembered for a while as one whose like is passed on
 //! at once.
 
-use std::{fmt, pin::pin, sync::Arc};
+use std::{fmt, pin::pin, sync::Arc, time::Duration};
 
 use http::StatusCode;
 use keyway_core::index::WorkerId;
@@ -16,7 +16,7 @@ use crate::{
     clock::Instant,
     demand::Demand,
     error::Error,
-    fleet::{StreamKind, Worker},
+    fleet::{Question, StreamKind, Worker},
     limits::{MAX_ASKED, MAX_ATTEMPTS},
     metrics::Obstacle,
     proxy::{
@@ -108,9 +108,9 @@ impl<'a> Attempts<'a> {
         let (Dispatch { router, upstream, resumer, .. }, asked) = (self.dispatch, self.asked);
         let Choice { worker, pick, mut ticket } = choice;
         asked.record.picked(&worker, pick.reason.as_str(), pick.matched_tokens);
-        let (asking, usage) = self.asking(&worker);
-        let sent = resumer.sent(asked, asking, &worker, self.seed);
-        let answer = {
+        let (asking, mut usage) = self.asking(&worker);
+        let mut sent = resumer.sent(asked, asking, &worker, self.seed);
+        let mut answer = {
             let outgoing = asked.outgoing(sent.body.clone(), &worker);
             let sending = pin!(upstream.send(worker.origin(), outgoing));
             let sending = pin!(silence::unless_lost(router, &worker, ticket.sent(), sending));
@@ -118,6 +118,13 @@ impl<'a> Attempts<'a> {
             let doctor = self.tried.is_empty().then_some(|| self.dispatch.look_for_drift(asked));
             once_begun(sending, doctor).await
         };
+        let status = answer.as_ref().ok().map(http::Response::status);
+        if let Some(kind) = status.and_then(|status| usage.may_be_refused(status, &worker)) {
+            usage = UsageFilter::pass_all();
+            sent = resumer.sent(asked, asked.body.clone(), &worker, self.seed);
+            // In a box: it is hardly ever done.
+            answer = Box::pin(self.unasked(kind, &worker, sent.body.clone(), ticket.sent())).await;
+        }
         match answer {
             Ok(answer) => {
                 let came = Instant::now();
@@ -149,6 +156,26 @@ impl<'a> Attempts<'a> {
         let always = dispatch.resumer.counts_tokens(worker);
         let kind = StreamKind::of(parts.uri.path(), info.has_tools);
         ask(kind, (body.clone(), &info.stream_options), worker, always)
+    }
+
+    /// Sends the client's own request once more where a worker has refused one that asked for a stream's usage:
+    /// if it serves this, the question was what it refused, and it is not asked again.
+    async fn unasked(
+        &self,
+        kind: StreamKind,
+        worker: &Arc<Worker>,
+        body: bytes::Bytes,
+        sent: Duration,
+    ) -> Result<http::Response<Answer>, SendError> {
+        let Dispatch { router, upstream, .. } = self.dispatch;
+        let sending = pin!(upstream.send(worker.origin(), self.asked.outgoing(body, worker)));
+        let sending = pin!(silence::unless_lost(router, worker, sent, sending));
+        let answer = sending.await?;
+        if answer.status().is_success() {
+            tracing::warn!(worker = %worker.name, ?kind, "worker refuses stream_options; its streams are not asked for their usage");
+            worker.habits.answered(kind, Question::Refused);
+        }
+        Ok(answer)
     }
 
     /// Holds an answer that refuses or fails, in case no other worker serves.

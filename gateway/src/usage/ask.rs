@@ -12,7 +12,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::hide::UsageFilter;
 use crate::{
-    fleet::{Habit, StreamKind, Worker},
+    fleet::{self, Habit, StreamKind, Worker},
     json::Value,
     prompt::request::StreamOptions,
 };
@@ -40,8 +40,9 @@ pub fn ask(
     };
     match worker.habits.of(kind) {
         Habit::Tells => (body, UsageFilter::pass_all()),
+        _ if worker.habits.question(kind) == fleet::Question::Refused => (body, UsageFilter::pass_all()),
         Habit::Unknown => (body, UsageFilter::learn(Arc::clone(worker), kind)),
-        habit => (place.put_into(&body), UsageFilter::hide(habit == Habit::Nulls)),
+        habit => (place.put_into(&body), UsageFilter::hide(kind, habit == Habit::Nulls)),
     }
 }
 

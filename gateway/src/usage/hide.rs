@@ -5,9 +5,10 @@
 use std::{ops::Range, sync::Arc};
 
 use bytes::Bytes;
+use http::StatusCode;
 
 use crate::{
-    fleet::{Habit, StreamKind, Worker},
+    fleet::{Habit, Question, StreamKind, Worker},
     json::Value,
     sse::{self, Event},
 };
@@ -23,7 +24,7 @@ enum Mode {
     /// Neither the client nor the gateway asked: shows what the worker says then.
     Learn { worker: Arc<Worker>, kind: StreamKind, habit: Habit },
     /// The gateway's own; `nulls`: unasked, chunks say that there is none.
-    Hide { nulls: bool },
+    Hide { kind: StreamKind, nulls: bool },
 }
 
 impl UsageFilter {
@@ -36,8 +37,21 @@ impl UsageFilter {
         Self(Mode::Learn { worker, kind, habit: Habit::Silent })
     }
 
-    pub(super) fn hide(nulls: bool) -> Self {
-        Self(Mode::Hide { nulls })
+    pub(super) fn hide(kind: StreamKind, nulls: bool) -> Self {
+        Self(Mode::Hide { kind, nulls })
+    }
+
+    /// The kind of stream whose question this status may refuse: where the gateway asked, and the worker has
+    /// not yet answered one that did. Notes it where it has now.
+    pub fn may_be_refused(&self, status: StatusCode, worker: &Worker) -> Option<StreamKind> {
+        let Mode::Hide { kind, .. } = self.0 else { return None };
+        if worker.habits.question(kind) != Question::Open {
+            return None;
+        }
+        if status.is_success() {
+            worker.habits.answered(kind, Question::Taken);
+        }
+        matches!(status, StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY).then_some(kind)
     }
 
     /// What the client is to see of these whole events; `mentioned`: whether they name a usage.
@@ -57,7 +71,7 @@ impl UsageFilter {
                 }
                 events
             }
-            Mode::Hide { nulls } => hidden(&events, *nulls),
+            Mode::Hide { nulls, .. } => hidden(&events, *nulls),
         }
     }
 
@@ -150,7 +164,7 @@ mod tests {
     use crate::usage::is_mentioned;
 
     fn hide(nulls: bool, events: &str) -> String {
-        let out = UsageFilter::hide(nulls)
+        let out = UsageFilter::hide(StreamKind::Chat, nulls)
             .pass(Bytes::copy_from_slice(events.as_bytes()), is_mentioned(events.as_bytes()));
         String::from_utf8(out.to_vec()).unwrap()
     }
@@ -198,7 +212,7 @@ mod tests {
     fn what_does_not_mention_it_is_not_copied() {
         let events = Bytes::from_static(b"data: {\"choices\":[]}\n\n");
         assert_eq!(
-            UsageFilter::hide(false).pass(events.clone(), is_mentioned(&events)).as_ptr(),
+            UsageFilter::hide(StreamKind::Chat, false).pass(events.clone(), is_mentioned(&events)).as_ptr(),
             events.as_ptr()
         );
     }

@@ -61,6 +61,60 @@ async fn the_usage_is_asked_for_counted_and_not_shown() {
     assert_eq!(told(client, call, &full).await.text(), stream_of(&full));
 }
 
+#[tokio::test]
+async fn a_worker_that_refuses_the_question_is_asked_no_more() {
+    let cluster = Cluster::of_fakes(1, "prefix").await;
+    let worker = &cluster.fakes[0];
+    worker.manual();
+    let body = chat_stream("hi");
+    let said = ["one", "two"].map(|word| delta(word).to_string());
+    let (client, call) = asked(&cluster, &body).await;
+    assert_eq!(told(client, call, &said).await.text(), stream_of(&said));
+    let error =
+        json!({ "error": { "message": "stream_options is not allowed", "type": "invalid_request_error" } });
+    for round in 0..3 {
+        let mut client = Client::connect(cluster.addr()).await;
+        client.post(CHAT, &body).await;
+        if round == 0 {
+            let call = worker.call().await;
+            assert_eq!(options(&call), json!({ "include_usage": true }));
+            call.respond_json(400, &error).await;
+        }
+        let mut call = worker.call().await;
+        assert_eq!(call.request.body, body, "as the client sent it");
+        call.begin_stream().await;
+        assert_eq!(told(client, call, &said).await.text(), stream_of(&said));
+    }
+    cluster.gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_client_s_own_mistake_is_no_refusal_of_the_question() {
+    let cluster = Cluster::of_fakes(1, "prefix").await;
+    let worker = &cluster.fakes[0];
+    worker.manual();
+    let body = chat_stream("hi");
+    let said = ["one"].map(|word| delta(word).to_string());
+    let (client, call) = asked(&cluster, &body).await;
+    assert_eq!(told(client, call, &said).await.text(), stream_of(&said));
+    let error = json!({ "error": { "message": "no such parameter", "type": "invalid_request_error" } });
+    let mut client = Client::connect(cluster.addr()).await;
+    client.post(CHAT, &body).await;
+    for _ in 0..2 {
+        worker.call().await.respond_json(400, &error).await;
+    }
+    assert_eq!(client.response().await.status(), 400);
+    // The next stream is asked all the same; once it is answered, a refusal is the client's own at once.
+    let (client, call) = asked(&cluster, &body).await;
+    assert_eq!(options(&call), json!({ "include_usage": true }));
+    assert_eq!(told(client, call, &said).await.status(), 200);
+    let mut client = Client::connect(cluster.addr()).await;
+    client.post(CHAT, &body).await;
+    worker.call().await.respond_json(400, &error).await;
+    assert_eq!((client.response().await.status(), worker.try_call().is_none()), (400, true));
+    cluster.gateway.idle().await;
+}
+
 /// As SGLang does: with tools its chunks say that there is no usage, and without them they say nothing.
 #[tokio::test]
 async fn what_one_kind_of_stream_says_unasked_is_not_taken_for_another_s() {
