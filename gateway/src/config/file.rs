@@ -101,8 +101,8 @@ pub struct RoutingFile {
     /// Whether a session that a client names (a header, `prompt_cache_key`, `user`) decides among workers
     /// that cost about the same (true); only with the policy `prefix`.
     pub session_hints: Option<bool>,
-    /// Whether a worker that has no `kv_events` is asked where they are (true), where a model's tokenizer is
-    /// given.
+    /// Whether a worker that has no `kv_events` is asked where they are, where a model's tokenizer is given;
+    /// and one that has no `data_parallel_size` how many engines it has (true).
     pub find_kv_events: Option<bool>,
     /// Prompt tokens that a worker fetches in a second from its host's memory or a disk, where its KV events
     /// tell of those tiers (100000); 0: what they hold does not count.

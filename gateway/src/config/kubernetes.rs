@@ -34,7 +34,7 @@ pub struct KubernetesTable {
     pub kv_events_port: Option<u16>,
     /// Port on which each repeats those that were missed.
     pub kv_replay_port: Option<u16>,
-    /// Data-parallel engines behind each's address; see `[[worker]]` (1).
+    /// Data-parallel engines behind each's address; see `[[worker]]`.
     pub data_parallel_size: Option<u32>,
     /// Speak HTTP/2 with them, without TLS; by default if the port's `appProtocol` is `kubernetes.io/h2c`.
     pub http2: Option<bool>,

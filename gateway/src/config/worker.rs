@@ -50,7 +50,7 @@ pub struct WorkerTable {
     pub block_size: Option<u32>,
     /// Data-parallel engines behind its address, each with a cache of its own: requests are sent to one of
     /// them by `X-data-parallel-rank`, and rank r's events come at the ports of kv_events and kv_replay plus
-    /// r (1).
+    /// r (as many as vLLM's metrics or SGLang's `/server_info` tell of; else 1).
     pub data_parallel_size: Option<u32>,
     /// Speak HTTP/2 with it, many streams on a connection: without TLS it must expect that (h2c with prior
     /// knowledge), with TLS it may choose HTTP/1.1 (false).
@@ -102,6 +102,8 @@ pub struct WorkerConfig {
     pub identity: Option<String>,
     /// Which of several data-parallel engines behind the URL it is.
     pub rank: Option<u32>,
+    /// Whether the worker itself is asked how many engines are behind the URL: no operator has said it.
+    pub finds_ranks: bool,
     /// Whether HTTP/2 is spoken with it, or over TLS offered.
     pub http2: bool,
     /// Whether its URL ended in `/v1`, which is left out.
@@ -156,12 +158,16 @@ impl KvSource {
 }
 
 impl WorkerConfig {
-    /// `host:port`, the path of its URL if that has one, as one port may have several workers behind it, and
-    /// `@rank` of one of several data-parallel engines.
+    /// Its address, and `@rank` of one of several data-parallel engines.
     pub fn name(&self) -> String {
         let rank = self.rank.map(|rank| format!("@{rank}")).unwrap_or_default();
+        format!("{}{rank}", self.address())
+    }
+
+    /// `host:port`, and the path of its URL if that has one: one port may have several workers behind it.
+    pub fn address(&self) -> String {
         let path = self.url.path().trim_end_matches('/');
-        format!("{}:{}{path}{rank}", self.url.host().unwrap_or_default(), port_of(&self.url))
+        format!("{}:{}{path}", self.url.host().unwrap_or_default(), port_of(&self.url))
     }
 
     /// The workers that an entry of the configuration stands for: one for each data-parallel rank.
@@ -173,18 +179,26 @@ impl WorkerConfig {
 
     /// The workers that it is, where there are several data-parallel engines behind its URL.
     pub(super) fn by_rank(self, data_parallel_size: Option<u32>) -> Result<Vec<Self>, RankError> {
-        let ranks = data_parallel_size.unwrap_or(1);
-        if ranks == 0 || ranks > limits::MAX_DATA_PARALLEL_RANKS {
+        let whole = Self { finds_ranks: data_parallel_size.is_none(), ..self };
+        whole.split(data_parallel_size.unwrap_or(1))
+    }
+
+    /// The workers that it is with so many data-parallel engines behind its URL: itself, if there is one.
+    ///
+    /// # Errors
+    /// Too many engines or none, and KV events at ports that there are not.
+    pub fn split(&self, engines: u32) -> Result<Vec<Self>, RankError> {
+        if engines == 0 || engines > limits::MAX_DATA_PARALLEL_RANKS {
             return Err(RankError::Count);
         }
-        if ranks == 1 {
-            return Ok(vec![self]);
+        if engines == 1 {
+            return Ok(vec![self.clone()]);
         }
         let of_rank = |rank: u32| {
             let kv_events = self.kv_events.as_ref().map(|source| source.of_rank(rank)).transpose()?;
             Ok(Self { rank: Some(rank), kv_events, ..self.clone() })
         };
-        (0..ranks).map(of_rank).collect()
+        (0..engines).map(of_rank).collect()
     }
 }
 
@@ -308,7 +322,21 @@ impl TryFrom<&WorkerTable> for WorkerConfig {
         };
         let (model, identity, rank) = (table.model.clone(), None, None);
         let http2 = table.http2.unwrap_or(false);
-        Ok(Self { url, model, weight, api_key, tls, kv_events, block_size, identity, rank, http2, had_v1 })
+        let finds_ranks = table.data_parallel_size.is_none();
+        Ok(Self {
+            url,
+            model,
+            weight,
+            api_key,
+            tls,
+            kv_events,
+            block_size,
+            identity,
+            rank,
+            finds_ranks,
+            http2,
+            had_v1,
+        })
     }
 }
 

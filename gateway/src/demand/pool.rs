@@ -1,7 +1,7 @@
 //! One model's demand: what its requests ask for at this moment, what was learned of them, and the sum of
 //! workers that follows ([`keyway_core::autoscale`]).
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use keyway_core::{
     autoscale::{FirstTokens, Recent, Scaler, Seen, Sum, TokenRate, flowing, is_behind},
@@ -123,17 +123,22 @@ impl PoolState {
     pub(crate) fn sum(&mut self, now: Duration, workers: &[&Arc<Worker>]) -> (Seen, Sum) {
         let serves = |worker: &&Arc<Worker>| worker.routable() && !worker.standing.misconfigured();
         let ready: Vec<&Arc<Worker>> = workers.iter().copied().filter(serves).collect();
+        // What is started or ended is all that is behind an address, however many engines it has.
+        let addresses = addresses(&ready);
+        let engines_each = ready.len() as f64 / addresses.len().max(1) as f64;
         let rates = ready.iter().filter_map(|worker| worker.rate.lock().tokens_per_second());
         let rules = self.scaler.rules();
         let behind = self.last.is_some_and(|(seen, _)| is_behind(rules, &seen));
         let behind_at = if behind { Some(now) } else { self.behind };
         let was_behind = behind_at.is_some_and(|at| now.saturating_sub(at) < rules.judged_over());
         let alone = ready.iter().all(|worker| worker.load.others(now) == 0.0);
-        let full = self.full_rate.look(now, behind && alone, ready.len());
+        let full = self.full_rate.look(now, behind && alone, addresses.len());
         self.behind = behind_at;
-        self.take_rate(now, mean(rates), (behind, full));
+        self.take_rate(now, mean(rates).map(|rate| rate * engines_each), (behind, full));
         let caches = ready.iter().filter_map(|worker| worker.residency.capacity.lock().tokens());
-        let starting = workers.iter().filter(|worker| worker.state() == State::Joining).count();
+        let joining: Vec<_> =
+            workers.iter().copied().filter(|worker| worker.state() == State::Joining).collect();
+        let starting = self::addresses(&joining).difference(&addresses).count();
         let share = self.uncached_share;
         let mut seen = Seen {
             uncached_tokens_per_s: self.arrivals.per_second(now) * share,
@@ -145,11 +150,11 @@ impl PoolState {
             kv_tokens: 0.0,
             flow: self.run_s.map_or(f64::INFINITY, |run_s| self.arrivals.requests_per_second(now) * run_s),
             was_behind,
-            kv_tokens_per_worker: mean(caches.map(|tokens| tokens as f64)),
+            kv_tokens_per_worker: mean(caches.map(|tokens| tokens as f64 * engines_each)),
             prefill_tokens_per_s: self.rate,
             ttft_p90_s: self.ttft.quantile(now, 0.9),
             itl_p90_s: self.itl.quantile(now, 0.9),
-            ready: ready.len() as u32,
+            ready: addresses.len() as u32,
             starting: starting as u32,
         };
         (seen.running_mean, seen.kv_tokens) = self.hold(now, flowing(self.scaler.rules(), &seen));
@@ -235,6 +240,11 @@ impl PoolState {
     fn arrivals_mean(&self) -> f64 {
         self.last.map_or(0.0, |(seen, _)| seen.mean_uncached_tokens / self.uncached_share.max(1e-3))
     }
+}
+
+/// Where workers are: several data-parallel engines are at one address.
+fn addresses(workers: &[&Arc<Worker>]) -> HashSet<String> {
+    workers.iter().map(|worker| worker.config().address()).collect()
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {

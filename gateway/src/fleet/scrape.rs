@@ -2,6 +2,8 @@
 //! it sleeps. Engines name the same thing differently, and rename it; the table of names is here. Asking is
 //! `probe.rs`'s business.
 
+use std::collections::BTreeSet;
+
 /// A worker's cache, as far as its metrics say.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CacheConfig {
@@ -33,6 +35,25 @@ const MAX_TOKENS: &str = "sglang:max_total_num_tokens";
 
 /// Labels for the data-parallel rank that a line is of: vLLM, SGLang.
 const RANK: [&str; 2] = ["engine", "dp_rank"];
+
+/// A gauge that vLLM has once for each of its data-parallel engines behind an address.
+const OF_EACH_ENGINE: &str = "vllm:num_requests_running";
+
+/// The data-parallel ranks whose figures a page of vLLM's has, in ascending order; empty where it names none.
+pub fn ranks(page: &str) -> Vec<u32> {
+    let lines = page
+        .lines()
+        .filter_map(|line| line.strip_prefix(OF_EACH_ENGINE))
+        .filter(|rest| rest.starts_with('{'));
+    let ranks: BTreeSet<u32> = lines.filter_map(|labels| label(labels, RANK[0])?.parse().ok()).collect();
+    ranks.into_iter().collect()
+}
+
+/// The label of an engine's lines on a page of all engines behind its address. They are counted from 0 in
+/// requests, but by their ranks in the whole fleet on the page of a node that has some of them.
+pub fn rank_on(page: &str, rank: u32) -> u32 {
+    ranks(page).get(rank as usize).copied().unwrap_or(rank)
+}
 
 /// Reads a page in Prometheus' text format. Several caches (data-parallel ranks) are taken as one of their
 /// sum, unless one of them is meant.
@@ -188,6 +209,22 @@ mod tests {
         assert_eq!(cache_config(&two, Some(1)).blocks, Some(12));
         let unnamed = "keyway_worker_cache_config_info{block_size=\"16\",num_blocks=\"9\"} 1";
         assert_eq!(cache_config(unnamed, Some(1)).blocks, Some(9));
+    }
+
+    #[test]
+    fn engines_behind_an_address_are_counted_and_found() {
+        let line =
+            |rank: u32| format!("vllm:num_requests_running{{engine=\"{rank}\",model_name=\"m\"}} 3.0\n");
+        let page = |ranks: &[u32]| ranks.iter().map(|rank| line(*rank)).collect::<String>();
+        assert_eq!(ranks(&page(&[1, 0])), [0, 1]);
+        // A node of a fleet with the third and fourth of its engines.
+        let node = page(&[2, 3]);
+        assert_eq!((ranks(&node).len(), rank_on(&node, 0), rank_on(&node, 1)), (2, 2, 3));
+        assert_eq!((rank_on(&page(&[0, 1]), 1), rank_on("", 1)), (1, 1));
+        for none in ["", "vllm:num_requests_running 3", "# vllm:num_requests_running{engine=\"0\"}"] {
+            assert!(ranks(none).is_empty(), "{none}");
+        }
+        assert!(ranks("vllm:num_requests_running_x{engine=\"0\"} 3").is_empty());
     }
 
     #[test]

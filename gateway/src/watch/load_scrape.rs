@@ -8,7 +8,7 @@ use keyway_core::{EngineLoad, health::PROBE_INTERVAL};
 
 use crate::{
     clock,
-    fleet::Worker,
+    fleet::{Worker, scrape},
     limits::{LOAD_PUSH_ASKED_EVERY, MAX_SCRAPE_BYTES},
     routing::Router,
     upstream::Upstream,
@@ -138,7 +138,8 @@ impl Page {
 async fn look(worker: &Worker, upstream: &Upstream, path: &'static str) -> Option<(EngineLoad, String)> {
     let page = probe::get(worker, upstream, path, MAX_SCRAPE_BYTES).await?;
     let page = String::from_utf8_lossy(&page).into_owned();
-    Some((engine_load(&page, worker.rank())?, page))
+    let rank = worker.rank().map(|rank| scrape::rank_on(&page, rank));
+    Some((engine_load(&page, rank)?, page))
 }
 
 /// Reads a page in Prometheus' text format; `None` where it does not say how many requests run. Where the

@@ -5,6 +5,8 @@
 //! Each source has its own members: a file that no longer names a worker takes out that worker, not one that
 //! the configuration lists.
 
+mod ranks;
+
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     mem,
@@ -19,6 +21,7 @@ use tokio::{
     task::JoinHandle,
 };
 
+use self::ranks::Splits;
 use crate::{
     clock,
     config::WorkerConfig,
@@ -88,8 +91,9 @@ pub struct Members {
     metrics: Arc<Metrics>,
     complaints: Arc<Complaints>,
     events: EventThread,
-    /// Whether workers are asked where their KV events are.
+    /// Whether workers are asked where their KV events are, and how many engines they have.
     finds_events: bool,
+    splits: Splits,
     all: Mutex<HashMap<WorkerId, Member>>,
 }
 
@@ -117,19 +121,19 @@ impl Member {
 
 impl Members {
     /// No worker yet. Without `finds_events`, KV events are followed only where a worker's settings name
-    /// them.
+    /// them, and an address is as many workers as they say.
     pub fn new(
         router: Arc<Router>,
         upstream: Upstream,
         metrics: Arc<Metrics>,
         finds_events: bool,
     ) -> Arc<Self> {
-        let (complaints, events, all) = Default::default();
-        Arc::new(Self { router, upstream, metrics, complaints, events, finds_events, all })
+        let (complaints, events, splits, all) = Default::default();
+        Arc::new(Self { router, upstream, metrics, complaints, events, finds_events, splits, all })
     }
 
     /// Takes a worker that the fleet has already.
-    pub fn adopt(&self, worker: Arc<Worker>, source: Source) {
+    pub fn adopt(self: &Arc<Self>, worker: Arc<Worker>, source: Source) {
         if worker.config().had_v1 {
             tracing::info!(worker = %worker.name, "the /v1 of the worker's URL is left out: requests bring their own");
         }
@@ -138,9 +142,12 @@ impl Members {
             tracing::info!(worker = %worker.name, blocks = known, "its cache is remembered from a snapshot");
         }
         worker.origin().count_races(self.metrics.races.with_label_values(&[&worker.name]));
-        let mut tasks = Vec::new();
+        let (mut tasks, engines) = (Vec::new(), watch::Sender::new(0));
+        if self.finds_events && worker.config().finds_ranks {
+            tasks.push(self.follow_ranks(&worker, engines.subscribe()));
+        }
         if worker.kv_source().is_some() || self.finds_events {
-            self.follow_events(&worker, &mut tasks);
+            self.follow_events(&worker, engines.clone(), &mut tasks);
         }
         let watch = Watch {
             worker: Arc::clone(&worker),
@@ -149,6 +156,7 @@ impl Members {
             metrics: Arc::clone(&self.metrics),
             complaints: Arc::clone(&self.complaints),
             was_up: AtomicBool::new(false),
+            engines,
         };
         tasks.push(tokio::spawn(watch.run()));
         if let Some(every) = self.router.options().load_scrape {
@@ -161,7 +169,12 @@ impl Members {
 
     /// Has its KV events followed, where its settings say that they are or, once they match some prompts, it
     /// does itself.
-    fn follow_events(&self, worker: &Arc<Worker>, tasks: &mut Vec<JoinHandle<()>>) {
+    fn follow_events(
+        &self,
+        worker: &Arc<Worker>,
+        engines: watch::Sender<u32>,
+        tasks: &mut Vec<JoinHandle<()>>,
+    ) {
         let (place, known) = watch::channel(worker.kv_source().cloned());
         let lost = Arc::new(Notify::new());
         let ours = (Arc::clone(&self.router), Arc::clone(&self.metrics));
@@ -173,7 +186,7 @@ impl Members {
                 place.closed().await;
             } else {
                 router.until_tokens_come().await;
-                kv_events::find::ask(worker, upstream, place, lost).await;
+                kv_events::find::ask(worker, upstream, (place, engines), lost).await;
             }
         }));
     }
@@ -181,6 +194,7 @@ impl Members {
     /// Makes the members of `source` those of the list: new ones join, others drain, one whose settings
     /// changed does both.
     pub fn set(self: &Arc<Self>, source: Source, list: &[Listed]) {
+        let list = self.by_engine(list);
         let named: HashMap<String, &Listed> =
             list.iter().map(|listed| (listed.config.name(), listed)).collect();
         let (mut keep, mut changed) = (HashSet::new(), false);
@@ -232,7 +246,8 @@ impl Members {
     /// Adds a worker. `false` if its address belongs to another member already.
     pub fn join(self: &Arc<Self>, config: &WorkerConfig, source: Source) -> bool {
         let name = config.name();
-        if self.workers().iter().any(|worker| worker.name == name && worker.state() != State::Draining) {
+        let is_there = |worker: &Arc<Worker>| worker.name == name && worker.state() != State::Draining;
+        if self.is_split(config) || self.workers().iter().any(is_there) {
             return false;
         }
         tracing::info!(worker = %name, source = source.as_str(), "worker joins");
@@ -241,13 +256,13 @@ impl Members {
         true
     }
 
-    /// Lets a worker drain by an operator's wish. `false` if there is none of this name.
+    /// Lets a worker drain by an operator's wish, or all engines of an address. `false` if there is none of
+    /// this name.
     pub fn drain(self: &Arc<Self>, name: &str) -> bool {
-        let found = self.workers().into_iter().find(|w| w.name == name && w.state() != State::Draining);
-        found.is_some_and(|worker| {
-            self.leave(&worker, true);
-            true
-        })
+        let called = self.workers().into_iter().filter(|worker| is_called(worker, name));
+        let found: Vec<_> = called.filter(|worker| worker.state() != State::Draining).collect();
+        found.iter().for_each(|worker| self.leave(worker, true));
+        !found.is_empty()
     }
 
     /// Nothing new goes there from now on; when its last answer has ended it is forgotten.
@@ -292,6 +307,7 @@ impl Members {
     fn forget(&self, worker: &Worker) {
         self.all.lock().remove(&worker.id);
         self.router.fleet().remove(worker.id);
+        self.forget_split(worker);
         if self.workers().iter().all(|other| other.name != worker.name) {
             self.metrics.forget_worker(&worker.name);
         }
@@ -309,27 +325,36 @@ impl Members {
         }
     }
 
-    /// Takes back an operator's drain: the worker joins anew. `false` if it was not drained by hand.
+    /// Takes back an operator's drain: the worker joins anew, or all engines of an address. `false` if it was
+    /// not drained by hand.
     pub fn undrain(self: &Arc<Self>, name: &str) -> bool {
         let mut members = self.all.lock();
-        let found = members.iter().find(|(_, m)| m.by_hand && m.worker.name == name).map(|(id, _)| *id);
-        let Some(mut member) = found.and_then(|id| members.remove(&id)) else { return false };
+        let is_meant = |member: &Member| member.by_hand && is_called(&member.worker, name);
+        let found: Vec<_> =
+            members.extract_if(|_, member| is_meant(member)).map(|(_, member)| member).collect();
         drop(members);
-        member.end();
-        self.router.fleet().remove(member.worker.id);
-        self.join(member.worker.config(), member.source)
+        let mut came_back = false;
+        for mut member in found {
+            member.end();
+            self.router.fleet().remove(member.worker.id);
+            came_back |= self.join(member.worker.config(), member.source);
+        }
+        came_back
     }
 
-    /// Takes out a worker that the admin listener added. `false` if there is none.
+    /// Takes out a worker that the admin listener added, or all engines of its address. `false` if there is
+    /// none.
     pub fn remove(self: &Arc<Self>, name: &str) -> bool {
-        let found = self.of(Source::Admin).into_iter().find(|worker| worker.name == name);
-        let Some(worker) = found else { return false };
-        if worker.state() == State::Draining {
-            self.let_go(&worker);
-        } else {
-            self.leave(&worker, false);
+        let own = self.of(Source::Admin).into_iter();
+        let found: Vec<_> = own.filter(|worker| is_called(worker, name)).collect();
+        for worker in &found {
+            if worker.state() == State::Draining {
+                self.let_go(worker);
+            } else {
+                self.leave(worker, false);
+            }
         }
-        true
+        !found.is_empty()
     }
 
     /// Ends every watching task.
@@ -351,6 +376,11 @@ impl Members {
     fn by_hand(&self, worker: &Worker) -> bool {
         self.all.lock().get(&worker.id).is_some_and(|member| member.by_hand)
     }
+}
+
+/// Whether an operator means this worker: by its own name, or by the address of all of several engines.
+fn is_called(worker: &Worker, name: &str) -> bool {
+    worker.name == name || (worker.rank().is_some() && worker.config().address() == name)
 }
 
 #[cfg(test)]

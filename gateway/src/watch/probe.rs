@@ -9,6 +9,7 @@ mod look;
 mod models;
 
 use std::{
+    mem,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -17,6 +18,7 @@ use std::{
 };
 
 use keyway_core::health::State;
+use tokio::sync::watch;
 
 pub(crate) use self::ask::get;
 pub use self::complaints::Complaints;
@@ -55,6 +57,8 @@ pub struct Watch {
     pub complaints: Arc<Complaints>,
     /// As the log has it.
     pub was_up: AtomicBool,
+    /// Where it is told how many data-parallel engines are behind the worker's address; 0: not known.
+    pub engines: watch::Sender<u32>,
 }
 
 impl Watch {
@@ -197,8 +201,13 @@ impl Watch {
     async fn scrape_cache(&self, scraped_at: &mut Option<Duration>) {
         let Self { worker, router, upstream, .. } = self;
         let page = get(worker, upstream, "/metrics", MAX_SCRAPE_BYTES).await;
-        let rank = worker.rank();
         let page = page.map(|page| String::from_utf8_lossy(&page).into_owned());
+        if let Some(page) = &page {
+            let engines = scrape::ranks(page).len() as u32;
+            self.engines.send_if_modified(|known| engines > 0 && mem::replace(known, engines) != engines);
+        }
+        let rank_on = |rank| page.as_deref().map_or(rank, |page| scrape::rank_on(page, rank));
+        let rank = worker.rank().map(rank_on);
         if let Some(hits) = page.as_deref().and_then(|page| scrape::cache_hits(page, rank)) {
             router.cache_hits_are(worker, hits);
         }

@@ -69,6 +69,29 @@ async fn a_prompt_goes_back_to_the_engine_that_has_its_prefix() {
     gateway.idle().await;
 }
 
+#[tokio::test]
+async fn an_address_is_enough() {
+    let (worker, _) = worker().await;
+    let toml = format!(
+        "[[model]]\nname = \"{MODEL}\"\ntokenizer = \"random\"\n[[worker]]\nurl = \"http://{}\"\n",
+        worker.addr()
+    );
+    let gateway = Gateway::builder().config(&toml).start().await;
+    // Both engines are found, and the events of each.
+    gateway.wait_trusted(2).await;
+    let prompt: Vec<u32> = (0..96).collect();
+    let mut served = Vec::new();
+    eventually!({
+        let answer = post(gateway.addr, "/v1/completions", &completion(&prompt)).await;
+        assert_eq!(answer.status(), 200, "{}", answer.text());
+        served.push(answer.header("x-keyway-worker").unwrap().to_owned());
+        answer.header("x-keyway-matched-tokens").is_some_and(|matched| matched != "0")
+    });
+    let ranks = [0, 1].map(|rank| format!("{}@{rank}", worker.addr()));
+    assert!(ranks.contains(served.last().unwrap()), "{served:?}");
+    gateway.idle().await;
+}
+
 fn text(answer: &Value) -> String {
     answer["choices"][0]["text"].as_str().unwrap().to_owned()
 }

@@ -147,6 +147,45 @@ async fn each_data_parallel_rank_is_followed_and_asked_by_itself() {
     }
 }
 
+/// Workers that take requests, by their names.
+async fn ready(gateway: &Gateway) -> Vec<String> {
+    let rows = gateway.workers().await;
+    let ready = rows.as_array().unwrap().iter().filter(|row| row["state"] == "ready");
+    let mut names: Vec<_> = ready.map(|row| row["worker"].as_str().unwrap().to_owned()).collect();
+    names.sort();
+    names
+}
+
+#[tokio::test]
+async fn engines_that_no_operator_counted_are_workers_of_their_own() {
+    let worker = FakeWorker::with_models(&[BASE]).await;
+    let line = |engine: u32| format!("vllm:num_requests_running{{engine=\"{engine}\",model_name=\"{BASE}\"}} 0.0\n");
+    worker.set_metrics(&[line(0), line(1)].concat());
+    let gateway = gateway(&format!("url = \"http://{}\"", worker.addr())).await;
+    let address = worker.addr().to_string();
+    let ranks = [0, 1].map(|rank| format!("{address}@{rank}"));
+    let ask = async || post(gateway.addr, "/v1/completions", &completion(BASE, &prompt(1))).await;
+    // Whatever is there meanwhile, the fleet serves.
+    eventually!({
+        assert_eq!(ask().await.status(), 200);
+        ready(&gateway).await == ranks
+    });
+    worker.forget_requests();
+    let response = ask().await;
+    let served = response.header("x-keyway-worker").unwrap();
+    let rank = ranks.iter().position(|rank| rank == served).unwrap();
+    assert_eq!(worker.requests()[0].head.header_values("x-data-parallel-rank"), [rank.to_string()]);
+    // It was started again, as one.
+    worker.set_metrics(&line(0));
+    eventually!({
+        assert_eq!(ask().await.status(), 200);
+        ready(&gateway).await == [address.as_str()]
+    });
+    worker.forget_requests();
+    assert_eq!(ask().await.status(), 200);
+    assert_eq!(worker.requests()[0].head.header("x-data-parallel-rank"), None);
+}
+
 #[tokio::test]
 async fn without_ranks_no_header_is_added() {
     let worker = FakeWorker::with_models(&[BASE]).await;

@@ -1,7 +1,11 @@
 //! What is learned of a model's requests and workers, and how fast it gives way.
 
 use super::*;
-use crate::config::{ScaleConfig, ScaleFile};
+use crate::{
+    clock::Clock,
+    config::{ScaleConfig, ScaleFile, WorkerConfig},
+    fleet::{Fleet, ejection::Ejections},
+};
 
 #[test]
 fn what_is_held_is_a_mean_and_grows_by_half_an_answer() {
@@ -62,4 +66,31 @@ fn what_full_workers_compute_is_kept_and_gives_way_over_an_hour() {
         state.take_rate(s(t), Some(4_000.0), (false, None));
     }
     assert!(state.rate > 3_900.0, "{}", state.rate);
+}
+
+#[test]
+fn all_engines_behind_an_address_are_one_worker_to_a_sum() {
+    let sum = |engines: u32| {
+        let address = |host: u32| format!("http://10.0.0.{host}:8000").parse::<WorkerConfig>().unwrap();
+        let configs: Vec<_> = (1..=3).flat_map(|host| address(host).split(engines).unwrap()).collect();
+        let fleet = Fleet::new(&configs, Duration::ZERO, &Ejections::new(Clock::start(), None));
+        let workers = fleet.all();
+        // What it can in all is the same, by however many engines.
+        for worker in workers.iter().filter(|worker| !worker.name.starts_with("10.0.0.3")) {
+            worker.with_health(|health| health.on_probe(true, Duration::ZERO));
+            worker.residency.capacity.lock().tell(Some(u64::from(8_000 / engines)));
+            for _ in 0..64 {
+                worker.rate.lock().observe(4_000, f64::from(engines));
+            }
+        }
+        let mut state = PoolState::new(&ScaleConfig::try_from(&ScaleFile::default()).unwrap().default);
+        state.sum(Duration::from_secs(1), &workers.iter().collect::<Vec<_>>()).0
+    };
+    let (one, four) = (sum(1), sum(4));
+    assert_eq!((one.ready, one.starting, one.kv_tokens_per_worker), (2, 1, Some(8_000.0)));
+    assert!((3_999.0..4_001.0).contains(&one.prefill_tokens_per_s), "{}", one.prefill_tokens_per_s);
+    let figures = |seen: &Seen| (seen.ready, seen.starting, seen.kv_tokens_per_worker);
+    assert_eq!(figures(&four), figures(&one));
+    let ratio = four.prefill_tokens_per_s / one.prefill_tokens_per_s;
+    assert!((0.99..1.01).contains(&ratio), "{ratio}");
 }

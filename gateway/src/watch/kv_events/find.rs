@@ -3,7 +3,7 @@
 //! ports are believed; the host is the one where its requests go, so that no worker sends the gateway
 //! elsewhere.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, mem, sync::Arc, time::Duration};
 
 use serde::Deserialize;
 use tokio::sync::{Notify, watch};
@@ -31,11 +31,11 @@ enum Said {
 }
 
 /// Asks a worker where its events are once it is up, and again whenever the connection to them is `lost`; for
-/// ever.
+/// ever. SGLang says beside it how many `engines` it has, as vLLM's metrics do.
 pub async fn ask(
     worker: Arc<Worker>,
     upstream: Upstream,
-    place: watch::Sender<Option<KvSource>>,
+    (place, engines): (watch::Sender<Option<KvSource>>, watch::Sender<u32>),
     lost: Arc<Notify>,
 ) {
     loop {
@@ -43,7 +43,12 @@ pub async fn ask(
             clock::sleep(LOOK).await;
         }
         let known = place.borrow().clone();
-        let found = match said(&worker, &upstream).await {
+        let said = match said(&worker, &upstream, &engines).await {
+            // Each will be a worker of its own.
+            Said::Several(_) if worker.config().finds_ranks => Said::None,
+            said => said,
+        };
+        let found = match said {
             Said::Place(found) => Some(found),
             // Where it was in a hurry, they are where they were.
             Said::Nothing => known,
@@ -52,7 +57,7 @@ pub async fn ask(
                 tracing::warn!(
                     worker = %worker.name,
                     engines,
-                    "its data-parallel engines have a cache and KV events each: say how many there are (data_parallel_size)"
+                    "its data-parallel engines have a cache and KV events each, but data_parallel_size says that there is one"
                 );
                 None
             }
@@ -108,27 +113,40 @@ struct Ports {
     dp_size: Option<usize>,
 }
 
-async fn said(worker: &Worker, upstream: &Upstream) -> Said {
+async fn said(worker: &Worker, upstream: &Upstream, engines: &watch::Sender<u32>) -> Said {
     let (host, rank) = (worker.origin().host(), worker.rank());
     if let Some(body) = probe::get(worker, upstream, "/kv_event_sources", MAX_MODELS_BYTES).await {
         return of_vllm(&body, host, rank);
     }
     match probe::get(worker, upstream, "/server_info", MAX_MODELS_BYTES).await {
-        Some(body) => of_sglang(&body, host, rank),
+        Some(body) => {
+            if let Some(count) = engines_of_sglang(&body) {
+                engines.send_if_modified(|known| mem::replace(known, count) != count);
+            }
+            of_sglang(&body, host, rank)
+        }
         None => Said::Nothing,
     }
 }
 
+/// How many data-parallel engines an SGLang has, where it says so beside its events. One that does not is
+/// older, and may not heed which of them a request is for.
+fn engines_of_sglang(body: &[u8]) -> Option<u32> {
+    let ports = serde_json::from_slice::<ServerInfo>(body).ok()?.kv_events?;
+    u32::try_from(ports.dp_size?).ok().filter(|count| *count > 0)
+}
+
 /// vLLM: a publisher for each data-parallel rank, whose ports are its own already.
 fn of_vllm(body: &[u8], host: &str, rank: Option<u32>) -> Said {
-    let publishers: HashMap<u32, Publisher> = serde_json::from_slice(body).unwrap_or_default();
+    let publishers: BTreeMap<u32, Publisher> = serde_json::from_slice(body).unwrap_or_default();
     let speak = |publisher: &&Publisher| publisher.enable_kv_cache_events && publisher.kind == "zmq";
     let speaking = publishers.values().filter(speak).count();
     if rank.is_none() && speaking > 1 {
         return Said::Several(speaking);
     }
     let port = |endpoint: &str| endpoint.strip_prefix("tcp://")?.rsplit_once(':')?.1.parse::<u16>().ok();
-    let publisher = publishers.get(&rank.unwrap_or(0)).filter(speak);
+    // A node that has some of a fleet's engines names them by their ranks in the fleet.
+    let publisher = publishers.values().nth(rank.unwrap_or(0) as usize).filter(speak);
     let place = publisher.and_then(|publisher| {
         let replay = publisher.replay_endpoint.as_deref().and_then(port);
         Some(at(host, port(&publisher.endpoint)?, replay))
@@ -181,6 +199,11 @@ mod tests {
         assert_eq!(of(&two, Some(1)), place("tcp://w:7000", None));
         // One of two caches alone would be taken for both.
         assert_eq!((of(&two, Some(2)), of(&two, None)), (Said::None, Said::Several(2)));
+        // The second node of a fleet has its third and fourth engines, or the second alone.
+        let node = two.replace("\"0\":", "\"2\":").replace("\"1\":", "\"3\":");
+        assert_eq!(of(&node, Some(1)), place("tcp://w:7000", None));
+        let alone = format!("{{{}}}", one.replace("\"0\":", "\"1\":"));
+        assert_eq!(of(&alone, None), place("tcp://w:5557", Some("tcp://w:5558")));
         for nothing in [
             "{}",
             "[]",
@@ -201,7 +224,7 @@ mod tests {
             "replay_endpoint_port_base":5657,"block_size":64,"dp_size":2},"tp_size":1}"#;
         assert_eq!(of(body, Some(0)), place("tcp://[::1]:5557", Some("tcp://[::1]:5657")));
         assert_eq!(of(body, Some(1)), place("tcp://[::1]:5558", Some("tcp://[::1]:5658")));
-        assert_eq!(of(body, None), Said::Several(2));
+        assert_eq!((of(body, None), engines_of_sglang(body.as_bytes())), (Said::Several(2), Some(2)));
         let alone = body.replace("\"dp_size\":2", "\"dp_size\":1");
         assert_eq!(of(&alone, None), place("tcp://[::1]:5557", Some("tcp://[::1]:5657")));
         for nothing in [

@@ -6,6 +6,7 @@ use keyway_wire::block_hash::HashKey;
 use super::*;
 use crate::{
     clock::Clock,
+    config::WorkerTable,
     fleet::{Fleet, ejection::Ejections},
     machine::descriptors::Shortages,
     net::Connector,
@@ -42,4 +43,72 @@ async fn a_worker_that_is_taken_back_before_it_has_drained_stays() {
     clock::sleep(10 * DRAIN_LOOK).await;
     assert!(members.all.lock().values().all(|member| member.tasks.is_empty()));
     members.stop();
+}
+
+fn names(members: &Arc<Members>) -> Vec<String> {
+    let stay = members.of(Source::Static).into_iter().filter(|worker| worker.state() != State::Draining);
+    let mut names: Vec<_> = stay.map(|worker| worker.name.clone()).collect();
+    names.sort();
+    names
+}
+
+#[tokio::test(start_paused = true)]
+async fn engines_that_are_found_take_the_place_of_their_address() {
+    let members = members();
+    let list = [Listed::from("http://127.0.0.1:1".parse::<WorkerConfig>().unwrap())];
+    members.set(Source::Static, &list);
+    let worker = members.of(Source::Static).remove(0);
+    let ranks = ["127.0.0.1:1@0", "127.0.0.1:1@1"];
+    let of = Arc::clone(&members);
+    let found = tokio::spawn(async move { of.has_engines(&worker, 2).await });
+    clock::sleep(Duration::from_secs(1)).await;
+    // None of the engines serves yet, so what was there does, whatever a list says meanwhile.
+    members.set(Source::Static, &list);
+    assert_eq!(names(&members), ["127.0.0.1:1", ranks[0], ranks[1]]);
+    found.await.unwrap();
+    assert_eq!(names(&members), ranks);
+    members.set(Source::Static, &list);
+    assert_eq!(names(&members), ranks);
+    assert!(!members.join(&list[0].config, Source::Admin), "it is there, in two parts");
+    // An operator may name all of it.
+    assert!(members.drain("127.0.0.1:1") && members.undrain("127.0.0.1:1"));
+    clock::sleep(10 * DRAIN_LOOK).await;
+    assert_eq!(names(&members), ranks);
+    // It was started again with three, and then with one.
+    for (engines, want) in
+        [(3, &["127.0.0.1:1@0", "127.0.0.1:1@1", "127.0.0.1:1@2"][..]), (1, &["127.0.0.1:1"][..])]
+    {
+        let of = members.of(Source::Static);
+        let worker = of.iter().find(|worker| worker.name == ranks[0]).unwrap();
+        members.has_engines(worker, engines).await;
+        clock::sleep(10 * DRAIN_LOOK).await;
+        assert_eq!(names(&members), want);
+    }
+    assert!(members.splits.lock().is_empty());
+    members.stop();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_known_of_an_address_goes_with_its_last_engine() {
+    let members = members();
+    let list = [Listed::from("http://127.0.0.1:1".parse::<WorkerConfig>().unwrap())];
+    members.set(Source::Static, &list);
+    let worker = Arc::clone(&members.of(Source::Static)[0]);
+    members.has_engines(&worker, 2).await;
+    clock::sleep(10 * DRAIN_LOOK).await;
+    members.set(Source::Static, &[]);
+    clock::sleep(10 * DRAIN_LOOK).await;
+    assert!(members.of(Source::Static).is_empty() && members.splits.lock().is_empty());
+    members.set(Source::Static, &list);
+    assert_eq!(names(&members), ["127.0.0.1:1"]);
+    members.stop();
+}
+
+#[test]
+fn an_operator_s_number_is_not_doubted() {
+    let table = |size| WorkerTable { data_parallel_size: size, ..WorkerTable::of("http://127.0.0.1:1") };
+    let finds = |size| {
+        WorkerConfig::all_of(&table(size)).unwrap().iter().map(|one| one.finds_ranks).collect::<Vec<_>>()
+    };
+    assert_eq!((finds(None), finds(Some(1)), finds(Some(2))), (vec![true], vec![false], vec![false, false]));
 }
