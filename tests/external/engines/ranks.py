@@ -5,6 +5,7 @@ import json
 import random
 import socket
 import sys
+import time
 
 from fleet import BLOCK_TOKENS, Engine, Gateway, arguments, ask, series, tiny_model
 from predictions import Conversation, text, turn
@@ -41,11 +42,22 @@ class Rank:
 
 
 def gateway_of(args, engine, model, by):
-    """One before all ranks of an engine, of which it knows the URL and how many there are."""
-    table = f'[[worker]]\nurl = "{engine.worker()}"\ndata_parallel_size = {RANKS}\n'
+    """One before all ranks of an engine, of which it knows the URL alone."""
+    table = f'[[worker]]\nurl = "{engine.worker()}"\n'
     gateway = Gateway(args, args.scratch, model, [], by, config=table)
     gateway.engines = [Rank(engine, nth) for nth in range(RANKS)]
     return gateway
+
+
+def await_ranks(gateway):
+    """Until its workers are the ranks, and no more."""
+    until, names = time.monotonic() + 90, []
+    while names != [rank.name for rank in gateway.engines]:
+        if time.monotonic() > until:
+            sys.exit(f"the ranks are not found after 90 s: {names}; see {gateway.log}")
+        time.sleep(0.2)
+        rows = json.loads(ask(gateway.admin, "GET", "/workers")[1])
+        names = sorted(row["worker"] for row in rows if row["state"] == "ready")
 
 
 def matched(choice, worker):
@@ -82,6 +94,7 @@ def judge(args, by):
         engine.start()
         engine.await_ready()
         gateway.start()
+        await_ranks(gateway)
         before = [rank.counted() for rank in gateway.engines]
         rows = converse(gateway, args)
         after = [rank.counted() for rank in gateway.engines]

@@ -57,8 +57,7 @@ def alike(value):
 
 
 def joined(events):
-    """A stream's text, however it is cut: strings of the same place in each choice put together, anything else as it was last.
-    That there is no usage SGLang says in some chunks and not in others."""
+    """A stream's text, however it is cut: strings of the same place in each choice put together, anything else as it was last."""
     def merge(key, a, b):
         if isinstance(a, dict) and isinstance(b, dict):
             return {key: merge(key, a.get(key), b.get(key)) for key in {**a, **b}}
@@ -78,7 +77,7 @@ def joined(events):
         for choice in event.pop("choices", None) or []:
             place = ("choice", choice["index"])
             whole[place] = merge("choice", whole.get(place), choice)
-        whole["rest"] = {**whole.get("rest", {}), **{key: said for key, said in event.items() if (key, said) != ("usage", None)}}
+        whole["rest"] = {**whole.get("rest", {}), **event}
     return whole
 
 
