@@ -12,6 +12,7 @@ pub mod calibrate;
 pub mod compare;
 pub mod contender;
 pub mod gate;
+pub mod merge;
 pub mod other_tools;
 pub mod report;
 pub mod run;
@@ -21,6 +22,7 @@ pub mod trace;
 
 use calibrate::CalibrateArgs;
 use compare::CompareArgs;
+use merge::MergeArgs;
 use report::ReportArgs;
 use run::{RunArgs, ServerArgs};
 use search::{SearchArgs, SweepArgs};
@@ -59,6 +61,9 @@ pub enum Command {
     /// Compare two runs of one workload, with intervals; can fail a CI job
     #[command(after_help = compare::EXAMPLES)]
     Compare(CompareArgs),
+    /// Add up runs that went on at the same time, from several processes or hosts
+    #[command(after_help = merge::EXAMPLES)]
+    Merge(MergeArgs),
     /// Show a run as HTML with plots, Markdown, CSV, or the JSON of `vllm bench serve` or AIPerf
     Report(ReportArgs),
     /// Say whether a server can be measured, and what it tells of tokens, caches and workers

@@ -58,6 +58,9 @@ pub struct Config {
     pub extra_body: Option<String>,
     pub timeout_s: f64,
     pub oracle_blocks: Option<usize>,
+    /// Processes whose runs were merged; `None` for one by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub processes: Option<u32>,
 }
 
 // === impl Config ===
@@ -104,6 +107,7 @@ impl Default for Config {
             extra_body: None,
             timeout_s: 0.0,
             oracle_blocks: None,
+            processes: None,
         }
     }
 }
@@ -174,6 +178,7 @@ impl Config {
             extra_body: args.server.extra_body.clone(),
             timeout_s: seconds(args.server.timeout),
             oracle_blocks: workload.oracle_blocks.map(|n| n as usize),
+            processes: None,
         }
     }
 
@@ -210,6 +215,7 @@ impl Config {
         add("concurrency", self.concurrency.map(|n| n.to_string()));
         add("users", self.users.map(|n| n.to_string()));
         add("user rate", text(self.user_rate));
+        add("processes", self.processes.map(|n| n.to_string()));
         add("speed", text(self.time_scale.filter(|speed| *speed != 1.0)));
         words.join(", ")
     }

@@ -86,7 +86,7 @@ pub(crate) mod tests {
             text: TextSeed::chosen(1),
             workload: SentWorkload::default(),
             calibration,
-            started_unix_s: 1_700_000_000,
+            started_unix_ms: 1_700_000_000_000,
             elapsed_s: 2.1,
             scheduled: 201,
             sent: 201,

@@ -19,6 +19,7 @@ pub mod error;
 pub mod export;
 pub mod limits;
 pub mod load;
+pub mod merge;
 pub mod mock;
 pub mod oracle;
 pub mod output;

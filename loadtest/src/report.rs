@@ -30,6 +30,9 @@ pub struct Report {
     pub verdict: Verdict,
     /// Start, in seconds since 1970.
     pub started_unix_s: u64,
+    /// The schedule's zero, in milliseconds since 1970; 0 where an older report lacks it.
+    #[serde(default)]
+    pub started_unix_ms: u64,
     /// Seconds from the schedule's zero to the end of the last answer.
     pub elapsed_s: f64,
     /// What was asked for.
@@ -72,12 +75,30 @@ pub struct Report {
     /// The run over time.
     #[serde(default)]
     pub series: SeriesReport,
+    /// The runs that were merged into this one; empty for a run by itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub merged: Vec<MergedRun>,
     /// All samples of each figure as an HdrHistogram of microseconds (V2, compressed, base64).
     #[serde(default)]
     pub histograms: BTreeMap<String, String>,
     /// Single requests, for comparisons.
     #[serde(default)]
     pub samples: Columns,
+}
+
+/// One of the runs that a report was merged from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MergedRun {
+    /// Its folder or file, as it was named.
+    pub run: String,
+    /// When it began, in milliseconds since 1970.
+    pub started_unix_ms: u64,
+    /// How long it took, in seconds.
+    pub elapsed_s: f64,
+    /// Requests that it sent.
+    pub requests: u64,
+    /// Hash of its bodies.
+    pub body_hash: String,
 }
 
 /// A status and its reason.
@@ -221,7 +242,7 @@ pub struct Facts {
     pub text: TextSeed,
     pub workload: SentWorkload,
     pub calibration: Calibration,
-    pub started_unix_s: u64,
+    pub started_unix_ms: u64,
     pub elapsed_s: f64,
     /// Requests in the schedule.
     pub scheduled: u64,
@@ -235,11 +256,11 @@ pub struct Facts {
 impl Report {
     /// Puts the report together.
     pub fn new(facts: Facts, tally: &Tally) -> Self {
-        let Facts { config, workload, calibration, started_unix_s, elapsed_s, .. } = facts;
+        let Facts { config, workload, calibration, started_unix_ms, elapsed_s, .. } = facts;
         let Facts { text, scheduled, sent, interrupted, scraped, .. } = facts;
         let Tally { ok, failed, cancelled, warmup, tokens, .. } = *tally;
         let response = ViewReport::new(&tally.response);
-        let schedule_lag = ScheduleLag::new(tally, response.ttft);
+        let schedule_lag = ScheduleLag::of(tally.lag.summary(), response.ttft);
         // A warm-up is not part of the time that figures are taken over.
         let counted_s = elapsed_s - tally.first_due_ns.unwrap_or(0) as f64 / 1e9;
         let per_second = |count: u64| if counted_s > 0.0 { count as f64 / counted_s } else { 0.0 };
@@ -247,7 +268,8 @@ impl Report {
             format: FORMAT.into(),
             version: env!("CARGO_PKG_VERSION").into(),
             verdict: Verdict::new(interrupted, tally, &schedule_lag),
-            started_unix_s,
+            started_unix_s: started_unix_ms / 1000,
+            started_unix_ms,
             elapsed_s,
             cache: CacheShares::new(&tokens, config.oracle_blocks),
             requests: Requests { scheduled, sent, ok, failed, cancelled, warmup },
@@ -277,6 +299,7 @@ impl Report {
             goodput: tally.slo.as_ref().map(|slo| slo.report(counted_s)),
             scraped,
             series: tally.series.report(),
+            merged: Vec::new(),
             histograms: histograms(tally),
             samples: tally.samples.columns(),
         };
@@ -346,7 +369,7 @@ impl Verdict {
     }
 
     /// Of a run that is valid otherwise: what it `found` in caches before it makes it a warm one.
-    fn heed(&mut self, found: Option<f64>, text: TextSeed) {
+    pub(crate) fn heed(&mut self, found: Option<f64>, text: TextSeed) {
         let (Status::Valid, Some(found)) = (self.status, found) else { return };
         self.status = Status::Warm;
         let advice = if text.chosen {
@@ -380,16 +403,17 @@ impl ViewReport {
 }
 
 impl ScheduleLag {
-    fn new(tally: &Tally, ttft: Option<Summary>) -> Self {
+    /// The `lag` of a run whose response had this `ttft`.
+    pub(crate) fn of(lag: Option<Summary>, ttft: Option<Summary>) -> Self {
         let share = ttft.map_or(0.0, |ttft| ttft.p50 * limits::LAG_TTFT_SHARE_MAX);
-        Self { lag: tally.lag.summary(), p99_bound: share.max(limits::LAG_P99_MS_MAX) }
+        Self { lag, p99_bound: share.max(limits::LAG_P99_MS_MAX) }
     }
 }
 
 impl CacheShares {
     /// What was possible is counted in the tokens the prompts were made to have, what was achieved in the
     /// server's: each is a share of its own sum, so a calibration that is a little off cancels out.
-    fn new(tokens: &TokenSums, pooled_lru_blocks: Option<usize>) -> Self {
+    pub(crate) fn new(tokens: &TokenSums, pooled_lru_blocks: Option<usize>) -> Self {
         let reported = tokens.with_cached > 0;
         let achieved = ratio(tokens.cached, tokens.prompt).filter(|_| reported);
         let possible = ratio(tokens.possible, tokens.wanted_prompt);
@@ -408,7 +432,7 @@ impl CacheShares {
 }
 
 impl Workers {
-    fn new(list: Vec<WorkerRow>) -> Self {
+    pub(crate) fn new(list: Vec<WorkerRow>) -> Self {
         let sum: u64 = list.iter().map(|row| row.prompt_tokens).sum();
         let max = list.iter().map(|row| row.prompt_tokens).max().unwrap_or(0);
         let max_over_mean = ratio(max * list.len() as u64, sum);

@@ -137,12 +137,13 @@ pub async fn measure(
     let bodies = bodies(args, &model, text, &calibration, block_tokens)?;
     let config = Config::new(args, model, text.seed);
     let mut planned = planned(&config, &workload, &bodies);
-    let started_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
 
     let mut scrapers = Scrapers::new(&args.output.scrape, args.output.scrape_interval).await?;
     let (stop, stopped) = watch::channel(false);
     let (records, received) = mpsc::unbounded_channel();
     let clock = Clock { zero: Instant::now() + Duration::from_millis(limits::LEAD_MS) };
+    let zero = SystemTime::now() + Duration::from_millis(limits::LEAD_MS);
+    let started_unix_ms = zero.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     let path = args.server.endpoint().path();
     let session = Session {
         server,
@@ -184,7 +185,7 @@ pub async fn measure(
         scheduled: requests.unwrap_or(sent.requests),
         workload: planned,
         calibration,
-        started_unix_s,
+        started_unix_ms,
         elapsed_s: sent.elapsed.as_secs_f64(),
         sent: sent.requests,
         interrupted: sent.interrupted,

@@ -118,7 +118,7 @@ fn check(args: &SearchArgs) -> Result<(), Error> {
             "search chooses the load: write --over, --from and --to in place of a rate or concurrency",
         );
     }
-    if args.run.output.records {
+    if args.run.output.records.is_some() {
         return usage("--records is for run: a search has many runs");
     }
     if args.range.from > args.range.to {

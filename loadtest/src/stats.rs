@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use self::hdr::HdrError;
+
 /// Values that must lie above a percentile for it to be compared: with fewer, it says little more than the
 /// largest.
 const TAIL_MIN: f64 = 5.0;
@@ -53,6 +55,24 @@ pub fn values_min(percent: f64) -> usize {
     (TAIL_MIN * 100.0 / (100.0 - percent)).ceil() as usize
 }
 
+impl Summary {
+    /// The figures of the samples of several, which are `all` together within 0.05 %: numbers, means and
+    /// largest are exact. `None` without samples.
+    pub fn of_several(parts: &[Self], all: &Samples) -> Option<Self> {
+        let n: u64 = parts.iter().map(|part| part.n).sum();
+        let share = |part: &Self| part.n as f64 / n as f64;
+        let mean: f64 = parts.iter().map(|part| part.mean * share(part)).sum();
+        let squares = |part: &Self| (part.std.powi(2) + (part.mean - mean).powi(2)) * share(part);
+        Some(Self {
+            n,
+            mean,
+            std: parts.iter().map(squares).sum::<f64>().sqrt(),
+            max: parts.iter().map(|part| part.max).fold(0.0, f64::max),
+            ..all.summary()?
+        })
+    }
+}
+
 impl Samples {
     /// Adds a time given in nanoseconds, rounded to the microsecond.
     pub fn add_ns(&mut self, ns: u64) {
@@ -61,10 +81,15 @@ impl Samples {
 
     /// Adds a time given in microseconds.
     pub fn add_us(&mut self, us: u64) {
-        *self.counts.entry(us).or_insert(0) += 1;
-        self.n += 1;
-        self.sum_us += u128::from(us);
-        self.sum_us2 += (us as f64).powi(2);
+        self.add_equal_us(us, 1);
+    }
+
+    /// Adds `count` equal times.
+    fn add_equal_us(&mut self, us: u64, count: u64) {
+        *self.counts.entry(us).or_insert(0) += count;
+        self.n += count;
+        self.sum_us += u128::from(us) * u128::from(count);
+        self.sum_us2 += (us as f64).powi(2) * count as f64;
     }
 
     /// The figures; `None` without samples.
@@ -102,6 +127,18 @@ impl Samples {
     /// All of them as an HdrHistogram of microseconds (V2, compressed, base64).
     pub fn hdr(&self) -> String {
         hdr::encode(self.counts.iter().map(|(&us, &count)| (us, count)))
+    }
+
+    /// What [`Samples::hdr`] wrote, each within 0.05 %.
+    ///
+    /// # Errors
+    /// A text that is no HdrHistogram.
+    pub fn of_hdr(text: &str) -> Result<Self, HdrError> {
+        let mut samples = Self::default();
+        for (us, count) in hdr::decode(text)? {
+            samples.add_equal_us(us, count);
+        }
+        Ok(samples)
     }
 
     /// Adds all samples of `other`.
@@ -148,6 +185,25 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn several_have_the_figures_of_all_their_samples(parts in prop::collection::vec(prop::collection::vec(0u64..9_000_000, 1..60), 1..5)) {
+            let (mut exact, mut coarse, mut summaries) = (Samples::default(), Samples::default(), Vec::new());
+            for part in &parts {
+                let mut samples = Samples::default();
+                part.iter().for_each(|&us| samples.add_us(us));
+                exact.merge(&samples);
+                coarse.merge(&Samples::of_hdr(&samples.hdr()).unwrap());
+                summaries.push(samples.summary().unwrap());
+            }
+            let (got, want) = (Summary::of_several(&summaries, &coarse).unwrap(), exact.summary().unwrap());
+            prop_assert_eq!((got.n, got.max), (want.n, want.max));
+            let near = |got: f64, want: f64, share: f64| (got - want).abs() <= want * share + 2e-3;
+            prop_assert!(near(got.mean, want.mean, 1e-9) && near(got.std, want.std, 1e-6), "{got:?} {want:?}");
+            for (got, want) in [(got.p50, want.p50), (got.p90, want.p90), (got.p99, want.p99)] {
+                prop_assert!(near(got, want, 5e-4), "{got} {want}");
+            }
+        }
+
         #[test]
         fn figures_equal_those_of_the_sorted_samples(mut us in prop::collection::vec(0u64..2000, 1..300)) {
             let mut samples = Samples::default();

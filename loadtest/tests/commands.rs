@@ -116,6 +116,34 @@ fn sweeps_searches_and_comparisons_have_a_page() {
 }
 
 #[test]
+fn runs_of_several_processes_are_merged() {
+    let mock = Mock::start("instant", 1.0);
+    let dir = tempfile::tempdir().unwrap();
+    let (url, out) = (mock.url(), dir.path().display());
+    let line = |name: &str| format!("run --url {url} {SHORT} --rate 50 --requests 100 -o {out}/{name}");
+    let (a, b) = (line("a"), line("b"));
+    std::thread::scope(|scope| {
+        scope.spawn(|| measured(&a));
+        measured(&b);
+    });
+    let text = measured(&format!("merge {out}/a {out}/b -o {out}/both"));
+    assert!(text.contains("200 scheduled, 200 sent, 200 ok") && text.contains("merged     2 runs"), "{text}");
+    let [a, b, both] = ["a", "b", "both"].map(|name| json(&dir.path().join(name).join("run.json")));
+    let sum =
+        |path: &str| a.pointer(path).unwrap().as_f64().unwrap() + b.pointer(path).unwrap().as_f64().unwrap();
+    for path in
+        ["/requests/ok", "/tokens/prompt", "/response/ttft/n", "/throughput/requests_per_s", "/config/rate"]
+    {
+        assert!((both.pointer(path).unwrap().as_f64().unwrap() - sum(path)).abs() < 1e-6, "{path}");
+    }
+    assert!(fs::read_to_string(dir.path().join("both/report.html")).unwrap().contains("<svg"));
+    let (code, text) = run(&format!("merge {out}/a {out}/a"));
+    assert!(code == 2 && text.contains("it is the same run as"), "{code}: {text}");
+    // A merged run is a run: it can be compared, and merged with others of its kind.
+    assert!(measured(&format!("compare {out}/both {out}/both")).contains("200 and 200 good answers"));
+}
+
+#[test]
 fn traces_are_checked_remade_and_made() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().display();

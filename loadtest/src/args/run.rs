@@ -298,6 +298,15 @@ pub struct ScheduleArgs {
     pub other: other_tools::Rates,
 }
 
+/// Shapes of the file of single requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum RecordFormat {
+    /// A JSON object in each line.
+    Jsonl,
+    /// Names of the columns, then a line each; empty where a request has no such figure.
+    Csv,
+}
+
 /// What comes out.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct OutputArgs {
@@ -310,9 +319,10 @@ pub struct OutputArgs {
     #[arg(short = 'o', long = "output", value_name = "DIR", aliases = ["result-dir", "artifact-dir"],
           value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
-    /// Also write DIR/requests.jsonl, one line a request, in the order they end
-    #[arg(long, alias = "save-detailed", requires = "dir")]
-    pub records: bool,
+    /// Also write DIR/requests.jsonl, or with `=csv` DIR/requests.csv: one line a request, in the order they end
+    #[arg(long, alias = "save-detailed", requires = "dir", value_enum, value_name = "FORMAT",
+          num_args = 0..=1, require_equals = true, default_missing_value = "jsonl")]
+    pub records: Option<RecordFormat>,
     /// Progress on stderr
     #[arg(long, value_enum, default_value_t = Ui::Auto)]
     pub ui: Ui,

@@ -29,6 +29,10 @@ fn write(report: &Report, out: &mut String) -> std::fmt::Result {
     for error in &report.errors {
         writeln!(out, "  error    {} x {}: {}", error.count, error.class, error.samples.join(" | "))?;
     }
+    if !report.merged.is_empty() {
+        let runs: Vec<&str> = report.merged.iter().map(|run| run.run.as_str()).collect();
+        writeln!(out, "merged     {} runs: {}", runs.len(), runs.join(", "))?;
+    }
     let calibration = &report.calibration;
     writeln!(
         out,

@@ -78,12 +78,9 @@ impl Reservoir {
     /// Adds a good answer.
     pub fn add(&mut self, record: &Record) {
         self.seen += 1;
-        let key = (splitmix(record.row as u64), record.row);
-        if self.kept.len() == limits::SAMPLES_MAX {
-            match self.kept.last_key_value() {
-                Some((&last, _)) if key < last => self.kept.pop_last(),
-                _ => return,
-            };
+        let key = key(record.row);
+        if !self.has_room(key) {
+            return;
         }
         let us = |ns: u64| (ns + 500) / 1000;
         let mut itl = BTreeMap::new();
@@ -102,6 +99,34 @@ impl Reservoir {
         self.kept.insert(key, sample);
     }
 
+    /// Adds those of `of` good answers that another reservoir has kept.
+    pub fn add_kept(&mut self, of: u64, samples: impl IntoIterator<Item = Sample>) {
+        self.seen += of;
+        for sample in samples {
+            let key = key(sample.row);
+            if self.has_room(key) {
+                self.kept.insert(key, sample);
+            }
+        }
+    }
+
+    /// Whether it keeps this one; another may have to go for it.
+    fn has_room(&mut self, key: (u64, usize)) -> bool {
+        if self.kept.len() < limits::SAMPLES_MAX {
+            return true;
+        }
+        let is_lower = self.kept.last_key_value().is_some_and(|(&last, _)| key < last);
+        if is_lower {
+            self.kept.pop_last();
+        }
+        is_lower
+    }
+
+    /// Those kept, in no order that matters.
+    pub fn kept(&self) -> impl Iterator<Item = &Sample> {
+        self.kept.values()
+    }
+
     /// The samples in order of when they were due.
     pub fn columns(&self) -> Columns {
         let mut kept: Vec<&Sample> = self.kept.values().collect();
@@ -117,6 +142,11 @@ impl Reservoir {
             itl: column(&kept, |s| s.itl.iter().flat_map(|&(b, n)| [b as u64, n]).collect::<Vec<_>>()),
         }
     }
+}
+
+/// By what a request's place in a reservoir is decided.
+fn key(row: usize) -> (u64, usize) {
+    (splitmix(row as u64), row)
 }
 
 /// One line of JSON: a pretty-printed list would take a line for each number.

@@ -130,6 +130,45 @@ impl Series {
     }
 }
 
+impl SeriesReport {
+    /// Several runs in one, in points as wide as the widest of theirs: each with the milliseconds from the
+    /// first run's beginning to its own. Times to a first token are those of single answers, in `ttft`: when
+    /// each was due, in milliseconds, and how long it took, in microseconds.
+    pub fn of_several(runs: &[(u64, &Self)], ttft: impl IntoIterator<Item = (u64, u64)>) -> Self {
+        let width = |run: &Self| ((run.point_s * 1e3) as u64).max(POINT_MS_MIN);
+        let end = |(after, run): &(u64, &Self)| after + width(run) * run.due.len() as u64;
+        let mut point_ms = runs.iter().map(|(_, run)| width(run)).max().unwrap_or(POINT_MS_MIN);
+        let end_ms = runs.iter().map(end).max().unwrap_or_default();
+        while end_ms.div_ceil(point_ms) > limits::SERIES_POINTS_MAX as u64 {
+            point_ms *= 2;
+        }
+        let mut series = Series { point_ms, points: Vec::new() };
+        let mut in_flight = vec![0; end_ms.div_ceil(point_ms) as usize];
+        for &(after, run) in runs {
+            let width = width(run);
+            for i in 0..run.due.len() {
+                let point = series.at((after + i as u64 * width) * 1_000_000);
+                let figure = |list: &[u64]| list.get(i).copied().unwrap_or_default();
+                point.due += figure(&run.due);
+                point.ok += figure(&run.ok);
+                point.failed += figure(&run.failed);
+                point.output_tokens += figure(&run.output_tokens);
+            }
+            for (at, sum) in in_flight.iter_mut().enumerate() {
+                // Points of the run that have ended by the end of this one.
+                let ended = ((at as u64 + 1) * point_ms).saturating_sub(after) / width;
+                let last = (ended as usize).min(run.in_flight.len());
+                *sum += last.checked_sub(1).map_or(0, |last| run.in_flight[last]);
+            }
+        }
+        for (due_ms, us) in ttft {
+            series.at(due_ms * 1_000_000).ttft.add_us(us);
+        }
+        in_flight.resize(series.points.len(), 0);
+        Self { in_flight, ..series.report() }
+    }
+}
+
 impl Point {
     fn merge(&mut self, other: &Self) {
         self.due += other.due;
