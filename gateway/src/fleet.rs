@@ -177,8 +177,15 @@ impl Worker {
     /// The model that stands for the worker: the only one it serves, else the first that it lists (an
     /// engine's base model; its adapters follow).
     pub fn primary_model(&self) -> Option<String> {
-        let listed = || self.models.read().as_ref()?.first().map(|model| model.id.clone());
-        self.config.model.clone().or_else(listed)
+        self.with_primary_model(str::to_owned)
+    }
+
+    /// What `of` makes of [`Worker::primary_model`], where there is one.
+    pub fn with_primary_model<T>(&self, of: impl FnOnce(&str) -> T) -> Option<T> {
+        match &self.config.model {
+            Some(model) => Some(of(model)),
+            None => self.models.read().as_ref()?.first().map(|model| of(&model.id)),
+        }
     }
 
     /// Whether requests for `model` may go here. Before its models are known, a worker may serve any.

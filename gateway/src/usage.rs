@@ -14,6 +14,7 @@ use bytes::Bytes;
 use keyway_wire::openai::Usage;
 use memchr::memmem::{self, Finder};
 use serde::de::IgnoredAny;
+use smallvec::SmallVec;
 
 use self::shapes::{in_tail, of};
 use crate::{
@@ -40,7 +41,7 @@ pub enum UsageTap {
     /// (Anthropic's).
     Events(Option<Bytes>, Opening),
     /// An unstreamed answer, and its size so far.
-    Body(Vec<Bytes>, usize),
+    Body(SmallVec<[Bytes; 1]>, usize),
     /// The end of one that is too long to be kept, and its size.
     Tail(VecDeque<Bytes>, usize),
     /// Not to be read: compressed, or no JSON.
@@ -68,7 +69,7 @@ impl UsageTap {
 
     /// For an answer that is no stream.
     pub fn body() -> Self {
-        Self::Body(Vec::new(), 0)
+        Self::Body(SmallVec::new(), 0)
     }
 
     /// Takes a piece of the answer: whole events, of which `mentioned` says whether they name a usage, or any
@@ -87,7 +88,7 @@ impl UsageTap {
                 *size += bytes.len();
                 parts.push(bytes.clone());
                 if *size > MAX_USAGE_BODY_BYTES {
-                    *self = Self::Tail(std::mem::take(parts).into(), *size);
+                    *self = Self::Tail(std::mem::take(parts).into_iter().collect(), *size);
                     self.shorten();
                 }
             }

@@ -30,7 +30,7 @@ use crate::{
         silence,
     },
     routing::{Accusation, Choice, Ticket, refusal::Charge},
-    upstream::{Answer, SendError},
+    upstream::{Answer, Outgoing, SendError},
     usage::{ask::ask, hide::UsageFilter},
 };
 
@@ -123,7 +123,13 @@ impl<'a> Attempts<'a> {
             usage = UsageFilter::pass_all();
             sent = resumer.sent(asked, asked.body.clone(), &worker, self.seed);
             // In a box: it is hardly ever done.
-            answer = Box::pin(self.unasked(kind, &worker, sent.body.clone(), ticket.sent())).await;
+            answer = Box::pin(unasked(
+                self.dispatch,
+                asked.outgoing(sent.body.clone(), &worker),
+                (&worker, kind),
+                ticket.sent(),
+            ))
+            .await;
         }
         match answer {
             Ok(answer) => {
@@ -156,26 +162,6 @@ impl<'a> Attempts<'a> {
         let always = dispatch.resumer.counts_tokens(worker);
         let kind = StreamKind::of(parts.uri.path(), info.has_tools);
         ask(kind, (body.clone(), &info.stream_options), worker, always)
-    }
-
-    /// Sends the client's own request once more where a worker has refused one that asked for a stream's usage:
-    /// if it serves this, the question was what it refused, and it is not asked again.
-    async fn unasked(
-        &self,
-        kind: StreamKind,
-        worker: &Arc<Worker>,
-        body: bytes::Bytes,
-        sent: Duration,
-    ) -> Result<http::Response<Answer>, SendError> {
-        let Dispatch { router, upstream, .. } = self.dispatch;
-        let sending = pin!(upstream.send(worker.origin(), self.asked.outgoing(body, worker)));
-        let sending = pin!(silence::unless_lost(router, worker, sent, sending));
-        let answer = sending.await?;
-        if answer.status().is_success() {
-            tracing::warn!(worker = %worker.name, ?kind, "worker refuses stream_options; its streams are not asked for their usage");
-            worker.habits.answered(kind, Question::Refused);
-        }
-        Ok(answer)
     }
 
     /// Holds an answer that refuses or fails, in case no other worker serves.
@@ -327,4 +313,22 @@ impl<'a> Attempts<'a> {
         self.dispatch.expose(&mut response, worker, &pick);
         response
     }
+}
+
+/// Sends the client's own request once more where a worker has refused one that asked for a stream's usage: if
+/// it serves this, the question was what it refused, and streams of this kind ask it no more.
+async fn unasked(
+    dispatch: &Dispatch,
+    request: Outgoing<'_>,
+    (worker, kind): (&Worker, StreamKind),
+    sent: Duration,
+) -> Result<http::Response<Answer>, SendError> {
+    let sending = pin!(dispatch.upstream.send(worker.origin(), request));
+    let sending = pin!(silence::unless_lost(&dispatch.router, worker, sent, sending));
+    let answer = sending.await?;
+    if answer.status().is_success() {
+        tracing::warn!(worker = %worker.name, ?kind, "worker refuses stream_options; its streams are not asked for their usage");
+        worker.habits.answered(kind, Question::Refused);
+    }
+    Ok(answer)
 }

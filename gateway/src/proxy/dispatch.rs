@@ -4,7 +4,7 @@
 //!
 //! Next: [`crate::proxy::attempts`], then [`crate::proxy::relay`].
 
-use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll};
+use std::{future::poll_fn, pin::Pin, sync::Arc};
 
 use http::{HeaderValue, request::Parts};
 use keyway_core::{index::WorkerId, pick::Pick};

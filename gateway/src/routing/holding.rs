@@ -39,6 +39,7 @@ pub(super) struct Held {
     /// Whose the blocks of its prompt are.
     index_owner: Owner,
     streams: bool,
+    /// These two of one that waits, or that is logged: they are copies.
     model: Option<String>,
     tried: Vec<WorkerId>,
     entered: Duration,
@@ -180,15 +181,16 @@ impl Router {
         let known_fleet = self.holding.fleet_changes.load(Ordering::Acquire);
         let setting = self.setting(request, tried)?;
         let share = Share { tokens: setting.prompt_tokens as f64, ..request.share };
-        let (model, tried) = (request.model.clone(), tried.to_vec());
         let mut room = self.holding.room.lock();
         let entered = self.now();
         let (index_owner, streams) = (request.index_owner, request.stream);
-        let mut held = Held { setting, index_owner, streams, model, tried, entered, begin: None };
+        let model = self.decision_log.as_ref().and_then(|_| request.model.clone());
+        let mut held =
+            Held { setting, index_owner, streams, model, tried: Vec::new(), entered, begin: None };
         self.index.finish_lingering(entered);
         room.admit(entered, &share).map_err(|retry_after| Error::TooBusy { retry_after })?;
         if self.tell_of_the_fleet(&mut room) != known_fleet {
-            held.look_again(&self.fleet);
+            held.setting.look_again(&self.fleet, request.model.as_deref(), tried);
         }
         let mut counter = self.counter(&room, entered);
         // The candidates' loads are read while memory answers.
@@ -200,6 +202,7 @@ impl Router {
         if let Some(held) = room.request_mut(place) {
             let (begin, begun) = oneshot::channel();
             held.begin = Some(begin);
+            (held.model, held.tried) = (request.model.clone(), tried.to_vec());
             waits = Some(begun);
         }
         drop(room);

@@ -142,8 +142,9 @@ impl Autoscale {
     fn pool_of(&self, router: &Router, model: Option<&str>) -> Option<Arc<Pool>> {
         let workers = router.fleet().all();
         let mut serving = workers.iter().filter(|worker| worker.may_serve(model));
-        match (serving.find_map(|worker| worker.primary_model()), model) {
-            (Some(primary), _) => self.pool(&primary),
+        let found = serving.find_map(|worker| worker.with_primary_model(|primary| self.pool(primary)));
+        match (found, model) {
+            (Some(pool), _) => pool,
             (None, Some(model)) => self.pools.read().get(model).cloned(),
             (None, None) => None,
         }

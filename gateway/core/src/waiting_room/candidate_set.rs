@@ -3,6 +3,8 @@
 
 use std::cell::{Cell, OnceCell};
 
+use smallvec::SmallVec;
+
 use super::Ahead;
 use crate::candidate::Candidate;
 use crate::index::WorkerId;
@@ -15,7 +17,7 @@ pub struct CandidateSet {
     candidates: Vec<Candidate>,
     horizon_ms: f64,
     /// The places of those with a backlog of at most the horizon.
-    open: Vec<u32>,
+    open: SmallVec<[u32; 8]>,
     /// The least backlog of the others.
     least_closed_ms: f64,
     /// The reserve with which no worker was open, and the least backlog then: within a release neither it nor
@@ -29,7 +31,7 @@ pub struct CandidateSet {
 impl CandidateSet {
     /// These; a worker with a backlog of at most `horizon_ms` is open.
     pub fn new(candidates: Vec<Candidate>, horizon_ms: f64) -> Self {
-        let (mut open, mut least_closed_ms) = (Vec::with_capacity(candidates.len()), f64::INFINITY);
+        let (mut open, mut least_closed_ms) = (SmallVec::with_capacity(candidates.len()), f64::INFINITY);
         for (place, Candidate { load, .. }) in (0..).zip(&candidates) {
             if load.pace.backlog_ms <= horizon_ms {
                 open.push(place);
