@@ -13,9 +13,9 @@ mod placement;
 mod plan;
 mod route;
 
-pub use placement::Placement;
+pub use placement::{Placement, PlacementError};
 pub use plan::{ExchangePlan, Part};
-pub use route::{GroupScore, Groups, Routing, Scoring, route, route_oracle};
+pub use route::{GroupScore, Groups, Routing, RoutingError, Scoring, route, route_oracle};
 
 /// What combining one element of one slot takes one thread, in nanoseconds: decides who computes, nothing
 /// else.

@@ -24,7 +24,7 @@ use super::{Argument, Device, DeviceError, Launch, Slice};
 use crate::fabric::FabricError;
 use crate::moe::Placement;
 
-pub use layout::{CONTROL_BYTES, Layout, PAIRS_MAX, TOKENS_MAX, TOP_MAX};
+pub use layout::{CONTROL_BYTES, Layout, LayoutError, PAIRS_MAX, TOKENS_MAX, TOP_MAX};
 pub use offer::{HANDLE_BYTES, exchange as exchange_handles};
 pub use report::Report;
 use report::STATE_WORDS;
@@ -128,7 +128,7 @@ pub struct Arrivals {
 impl Mailboxes {
     /// The mailboxes of ranks that all share this device and process.
     pub fn in_one(device: &mut dyn Device, layout: Layout) -> Result<Self, DeviceError> {
-        layout.check().map_err(DeviceError)?;
+        layout.check()?;
         let buffer = device.allocate(layout.ranks * layout.mailbox_bytes())?;
         let base = device.address_of(buffer)?;
         let addresses = (0..layout.ranks).map(|rank| base + (rank * layout.mailbox_bytes()) as u64).collect();

@@ -13,12 +13,15 @@ const BROKEN: u32 = u32::MAX;
 
 /// What moves the messages of one rank.
 pub trait Mover: Send + fmt::Debug {
+    /// Why messages did not come.
+    type Error: std::error::Error;
+
     /// Memory for the next message to rank `to`, of `words` words; `None` if there is none left.
     fn outbox(&mut self, to: usize, words: usize) -> Option<&mut [u32]>;
 
     /// Sends `sent[to]` words to each rank and fetches `expected[from]` words of each, which sends as many at
     /// about the same time. Gives up at `until`, after which it is not called again.
-    fn swap(&mut self, sent: &[usize], expected: &[usize], until: Instant) -> Result<(), String>;
+    fn swap(&mut self, sent: &[usize], expected: &[usize], until: Instant) -> Result<(), Self::Error>;
 
     /// The last message of rank `from`, of `words` words.
     fn inbox(&self, from: usize, words: usize) -> &[u32];
@@ -106,7 +109,7 @@ impl<M: Mover> GroupedRank<M> {
         }
         let until = Instant::now() + deadline;
         let moved = self.mover.swap(&lengths, &self.received, until);
-        moved.map_err(|fault| self.broken(phase, deadline, fault))
+        moved.map_err(|fault| self.broken(phase, deadline, fault.to_string()))
     }
 
     /// Whose fault it is that messages did not come: who does not say that it is there, or else the first of

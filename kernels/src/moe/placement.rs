@@ -1,6 +1,8 @@
 //! Which ranks hold which expert: one each, or several for experts that serve many tokens. A pure value; who
 //! moves weights is not its business.
 
+use std::fmt;
+
 use crate::fabric::RANKS_MAX;
 
 /// Which ranks hold each logical expert of one layer.
@@ -10,6 +12,33 @@ pub struct Placement {
     /// By expert: bit `r` is set if rank `r` holds it.
     holders: Vec<u32>,
 }
+
+/// Why experts cannot be placed so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PlacementError {
+    /// There are no ranks, or more than [`RANKS_MAX`]: so many.
+    Ranks(usize),
+    /// No rank holds an expert, or one that there is not.
+    Holders {
+        /// The first such expert.
+        expert: usize,
+        /// How many ranks there are.
+        ranks: usize,
+    },
+}
+
+impl fmt::Display for PlacementError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ranks(ranks) => write!(f, "{ranks} ranks are not 1 to {RANKS_MAX}"),
+            Self::Holders { expert, ranks } => {
+                write!(f, "expert {expert} is held by no rank, or by one beyond {ranks}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for PlacementError {}
 
 impl Placement {
     /// Every expert once: equal runs of neighbours, the first ranks one longer if need be.
@@ -22,13 +51,13 @@ impl Placement {
     }
 
     /// From the mask of holders of each expert; the reason if that cannot be.
-    pub fn from_holders(ranks: usize, holders: Vec<u32>) -> Result<Self, String> {
+    pub fn from_holders(ranks: usize, holders: Vec<u32>) -> Result<Self, PlacementError> {
         if !(1..=RANKS_MAX).contains(&ranks) {
-            return Err(format!("{ranks} ranks are not 1 to {RANKS_MAX}"));
+            return Err(PlacementError::Ranks(ranks));
         }
         let all = u32::MAX >> (RANKS_MAX - ranks);
         match holders.iter().position(|mask| *mask == 0 || mask & !all != 0) {
-            Some(expert) => Err(format!("expert {expert} is held by no rank, or by one beyond {ranks}")),
+            Some(expert) => Err(PlacementError::Holders { expert, ranks }),
             None => Ok(Self { ranks, holders }),
         }
     }
@@ -149,9 +178,11 @@ mod tests {
     #[test]
     fn masks_that_cannot_be_are_refused() {
         assert!(Placement::from_holders(2, vec![1, 3]).is_ok());
-        assert!(Placement::from_holders(2, vec![1, 0]).unwrap_err().contains("expert 1"));
-        assert!(Placement::from_holders(2, vec![4]).unwrap_err().contains("expert 0"));
-        assert!(Placement::from_holders(0, vec![]).is_err() && Placement::from_holders(33, vec![]).is_err());
+        let refused = |ranks, masks| Placement::from_holders(ranks, masks).unwrap_err();
+        assert_eq!(refused(2, vec![1, 0]), PlacementError::Holders { expert: 1, ranks: 2 });
+        assert_eq!(refused(2, vec![4]).to_string(), "expert 0 is held by no rank, or by one beyond 2");
+        assert_eq!(refused(0, vec![]), PlacementError::Ranks(0));
+        assert_eq!(refused(33, vec![]).to_string(), "33 ranks are not 1 to 32");
         assert!(Placement::from_holders(32, vec![u32::MAX]).is_ok());
     }
 

@@ -1,6 +1,8 @@
 //! The router's choice: which experts serve a token, and with what weights. Checked against the routers of
 //! transformers 5.23 named at each option.
 
+use std::fmt;
+
 use crate::compute::Compute;
 use crate::isa::Body;
 use crate::scalar::exp;
@@ -55,21 +57,67 @@ pub enum GroupScore {
     TopTwoSum,
 }
 
+/// Why experts cannot be routed to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RoutingError {
+    /// There are not so many experts, or none is chosen.
+    Top {
+        /// How many experts are to be chosen for each token.
+        top: usize,
+        /// How many there are.
+        experts: usize,
+    },
+    /// The number of groups does not divide the number of experts.
+    Uneven {
+        /// How many experts there are.
+        experts: usize,
+        /// How many groups they are to form.
+        count: usize,
+    },
+    /// The groups that take part have fewer experts than are chosen, or there are not so many groups.
+    Keep {
+        /// How many groups take part.
+        keep: usize,
+        /// How many groups there are.
+        count: usize,
+        /// How many experts are to be chosen for each token.
+        top: usize,
+        /// How many experts there are.
+        experts: usize,
+    },
+}
+
+impl fmt::Display for RoutingError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Top { top, experts } => write!(f, "{top} of {experts} experts cannot be chosen"),
+            Self::Uneven { experts, count } => {
+                write!(f, "{experts} experts do not form {count} equal groups")
+            }
+            Self::Keep { keep, count, top, experts } => {
+                write!(f, "{keep} of {count} groups do not hold {top} of {experts} experts")
+            }
+        }
+    }
+}
+
+impl std::error::Error for RoutingError {}
+
 impl Routing {
     /// Whether `experts` can be routed to so; the reason if not.
-    pub fn check(&self, experts: usize) -> Result<(), String> {
+    pub fn check(&self, experts: usize) -> Result<(), RoutingError> {
         let Self { top, groups, .. } = *self;
         if top == 0 || top > experts {
-            return Err(format!("{top} of {experts} experts cannot be chosen"));
+            return Err(RoutingError::Top { top, experts });
         }
         let Some(Groups { count, keep, .. }) = groups else {
             return Ok(());
         };
         if count == 0 || !experts.is_multiple_of(count) {
-            return Err(format!("{experts} experts do not form {count} equal groups"));
+            return Err(RoutingError::Uneven { experts, count });
         }
         if keep > count || keep * (experts / count) < top {
-            return Err(format!("{keep} of {count} groups do not hold {top} of {experts} experts"));
+            return Err(RoutingError::Keep { keep, count, top, experts });
         }
         Ok(())
     }

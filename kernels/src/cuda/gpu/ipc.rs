@@ -44,7 +44,7 @@ pub fn mailboxes(
     fabric: &mut dyn Fabric,
     deadline: Duration,
 ) -> Result<Mailboxes, DeviceError> {
-    layout.check().map_err(DeviceError)?;
+    layout.check()?;
     gpu.enter()?;
     let context = gpu.stream.context();
     let own = Own::new(context, layout.mailbox_bytes())?;

@@ -152,19 +152,21 @@ impl Nccl {
 }
 
 impl Mover for Nccl {
+    type Error = DeviceError;
+
     fn outbox(&mut self, to: usize, words: usize) -> Option<&mut [u32]> {
         let outbox = &mut self.outboxes[to];
         outbox.reserve(&self.stream, words).ok()?;
         outbox.host.as_mut_slice().ok()?.get_mut(..words)
     }
 
-    fn swap(&mut self, sent: &[usize], expected: &[usize], until: Instant) -> Result<(), String> {
+    fn swap(&mut self, sent: &[usize], expected: &[usize], until: Instant) -> Result<(), DeviceError> {
         let moved = self.begin(sent, expected).and_then(|()| self.wait(until));
-        moved.map_err(|error| {
+        if moved.is_err() {
             // What still waits for other ranks ends by it.
             self.comm.abort();
-            error.to_string()
-        })
+        }
+        moved
     }
 
     fn inbox(&self, from: usize, words: usize) -> &[u32] {

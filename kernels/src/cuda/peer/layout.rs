@@ -1,6 +1,9 @@
 //! What the ranks of a group agree on, and where what lies in a rank's mailbox: `peer.cuh` computes the same.
 //! Moves nothing.
 
+use std::fmt;
+
+use crate::cuda::DeviceError;
 use crate::fabric::RANKS_MAX;
 
 /// Bytes before a mailbox's messages: flags, and whose fault it is if the group has failed.
@@ -35,20 +38,57 @@ pub struct Layout {
     pub width: usize,
 }
 
+/// Why there can be no group of such sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayoutError {
+    /// There are none of something, or too many.
+    Count {
+        /// What is counted, in the plural.
+        what: &'static str,
+        /// How many of them there are.
+        count: usize,
+        /// How many there may be; at least 1.
+        most: usize,
+    },
+    /// A token of so many elements does not fill whole packets.
+    Width(usize),
+}
+
+impl fmt::Display for LayoutError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Count { what, count, most } => {
+                write!(f, "peers: {count} {what}, where 1 to {most} can be")
+            }
+            Self::Width(width) => {
+                write!(f, "peers: rows of {width} elements are not whole packets of {}", PACKET / 2)
+            }
+        }
+    }
+}
+
+impl std::error::Error for LayoutError {}
+
+impl From<LayoutError> for DeviceError {
+    fn from(error: LayoutError) -> Self {
+        Self(error.to_string())
+    }
+}
+
 impl Layout {
     /// Why there can be no such group, if so.
-    pub fn check(&self) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), LayoutError> {
         let Self { ranks, held, tokens, top, width } = *self;
-        let fits = |what: &str, n: usize, most: usize| {
-            let fits = (1..=most).contains(&n);
-            if fits { Ok(()) } else { Err(format!("peers: {n} {what}, where 1 to {most} can be")) }
+        let fits = |what: &'static str, count: usize, most: usize| {
+            let fits = (1..=most).contains(&count);
+            if fits { Ok(()) } else { Err(LayoutError::Count { what, count, most }) }
         };
         fits("ranks", ranks, RANKS_MAX)?;
         fits("pairs of a rank and one of its experts", ranks * held, PAIRS_MAX)?;
         fits("tokens of a rank", tokens, TOKENS_MAX)?;
         fits("experts of a token", top, TOP_MAX)?;
         if width == 0 || !width.is_multiple_of(PACKET / 2) {
-            return Err(format!("peers: rows of {width} elements are not whole packets of {}", PACKET / 2));
+            return Err(LayoutError::Width(width));
         }
         Ok(())
     }
@@ -165,7 +205,8 @@ mod tests {
             (Layout { width: 7172, ..layout }, "7172 elements"),
         ];
         for (layout, reason) in refused {
-            assert!(layout.check().unwrap_err().contains(reason), "{layout:?}");
+            let error = DeviceError::from(layout.check().unwrap_err());
+            assert!(error.0.starts_with("peers: ") && error.0.contains(reason), "{layout:?}: {error}");
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Grouped messages over threads: a mover of channels in place of NCCL, which may break.
 
+use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
@@ -23,24 +24,26 @@ pub(in crate::fabric) struct Channels {
 }
 
 impl Mover for Channels {
+    type Error = io::Error;
+
     fn outbox(&mut self, to: usize, words: usize) -> Option<&mut [u32]> {
         self.outboxes[to].resize(words, 0);
         Some(&mut self.outboxes[to])
     }
 
-    fn swap(&mut self, sent: &[usize], expected: &[usize], until: Instant) -> Result<(), String> {
+    fn swap(&mut self, sent: &[usize], expected: &[usize], until: Instant) -> io::Result<()> {
         for (to, words) in sent.iter().enumerate().filter(|(_, words)| **words > 0) {
             let message = self.outboxes[to][..*words].to_vec();
             // Who is gone takes nothing, which no sender of a group hears of.
             let _ = self.to[to].send(message);
         }
         if self.breaks_after == 0 {
-            return Err("the cable is out".into());
+            return Err(io::Error::other("the cable is out"));
         }
         self.breaks_after -= 1;
         for (from, words) in expected.iter().enumerate().filter(|(_, words)| **words > 0) {
             let left = until.saturating_duration_since(Instant::now());
-            self.inboxes[from] = self.from[from].recv_timeout(left).map_err(|error| error.to_string())?;
+            self.inboxes[from] = self.from[from].recv_timeout(left).map_err(io::Error::other)?;
             assert_eq!(self.inboxes[from].len(), *words, "a length that was not told");
         }
         Ok(())

@@ -161,6 +161,6 @@ pub(super) fn dense(raw: &RawConfig) -> Result<FeedForward, ModelError> {
 pub(super) fn experts(experts: Experts) -> Result<FeedForward, ModelError> {
     match experts.routing.check(experts.count) {
         Ok(()) => Ok(FeedForward::Experts(experts)),
-        Err(reason) => refuse("num_experts_per_tok", reason),
+        Err(error) => refuse("num_experts_per_tok", error.to_string()),
     }
 }

@@ -13,7 +13,8 @@ use crate::cases::{Lab, values};
 
 /// Every message is what the pure plan says, in its very order.
 pub(super) fn plans(lab: &mut Lab<'_>) -> Result<(), String> {
-    let redundant = Placement::from_holders(4, vec![15, 1, 2, 4, 8, 3, 12, 6, 9, 15, 5, 10])?;
+    let redundant = Placement::from_holders(4, vec![15, 1, 2, 4, 8, 3, 12, 6, 9, 15, 5, 10]);
+    let redundant = redundant.map_err(|error| error.to_string())?;
     let many = Placement::even(200, 4);
     // The last one has more slots than a block keeps in its own memory.
     for (placement, top, tokens) in [(redundant, 3, 40), (many.clone(), 5, 13), (many, 32, 130)] {

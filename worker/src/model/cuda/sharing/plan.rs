@@ -66,7 +66,7 @@ impl Plan {
         while tokens > 1 && room_bytes(&of(tokens), inner) > GPU_ROUND_BYTES_MAX {
             tokens /= 2;
         }
-        of(tokens).check().map_err(ModelError::Device)?;
+        of(tokens).check().map_err(|error| ModelError::Device(error.to_string()))?;
         Ok(Self {
             layout: of(tokens),
             placement: Placement::even(count, ranks),
