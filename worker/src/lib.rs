@@ -36,7 +36,8 @@ pub use engine::backend;
 #[doc(hidden)]
 pub use engine::bench;
 pub use engine::block_manager::CacheChange;
-pub use engine::kv_events::{BadZmqAddr, KvEventOptions, ZmqAddr};
+pub use engine::generation_config::GenerationConfigError;
+pub use engine::kv_events::{BadZmqAddr, KvEventOptions, KvEventsError, ZmqAddr};
 pub use keyway_wire::kv_event::WireFormat;
 pub use limits::ClientBounds;
 pub use memory::{BadByteSize, ByteSize};

@@ -24,9 +24,9 @@ use crate::device::DeviceChoice;
 use crate::engine::backend::Backend;
 use crate::engine::block_manager::CacheChange;
 use crate::engine::engines::Engines;
-use crate::engine::generation_config::GenerationConfig;
+use crate::engine::generation_config::{GenerationConfig, GenerationConfigError};
 use crate::engine::grammar::GrammarCompiler;
-use crate::engine::kv_events::{BoundAddrs, KvEventOptions, Publisher};
+use crate::engine::kv_events::{BoundAddrs, KvEventOptions, KvEventsError, Publisher};
 use crate::engine::scheduler::StepLimits;
 use crate::engine::{EngineHandle, EngineOptions};
 use crate::limits::{
@@ -145,8 +145,8 @@ pub enum StartError {
         source: std::io::Error,
     },
     /// The addresses for KV events cannot be bound.
-    #[error("{0}")]
-    KvEvents(String),
+    #[error(transparent)]
+    KvEvents(#[from] KvEventsError),
     /// Options that cannot be, or not together.
     #[error("{0}")]
     Options(String),
@@ -157,8 +157,8 @@ pub enum StartError {
     #[error(transparent)]
     Text(#[from] TextError),
     /// The model's generation defaults cannot be loaded.
-    #[error("{0}")]
-    GenerationConfig(String),
+    #[error(transparent)]
+    GenerationConfig(#[from] GenerationConfigError),
     /// The engine's thread cannot be started.
     #[error("cannot start the engine: {0}")]
     Engine(String),
@@ -415,15 +415,12 @@ fn load(source: &ModelSource, quantize: Quantize, ranks: usize) -> Result<Loaded
         ModelSource::Builtin => (
             builtin_text()?,
             GenerationConfig::from_json(builtin::GENERATION_CONFIG)
-                .map_err(|e| StartError::GenerationConfig(format!("the built-in model's defaults: {e}")))?,
+                .map_err(GenerationConfigError::Builtin)?,
         ),
         ModelSource::Random => {
             (TextModel::builtin(), GenerationConfig::random(model.info.vocab_size, &model.info.eos_token_ids))
         }
-        ModelSource::Dir(dir) => (
-            TextModel::from_dir(dir)?,
-            GenerationConfig::from_dir(dir).map_err(StartError::GenerationConfig)?,
-        ),
+        ModelSource::Dir(dir) => (TextModel::from_dir(dir)?, GenerationConfig::from_dir(dir)?),
     };
     Ok(Loaded { model, text, defaults })
 }

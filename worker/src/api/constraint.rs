@@ -8,7 +8,7 @@ use super::error::ApiError;
 use super::params::{Params, kind};
 use super::tools::{ToolChoice, Tools};
 use crate::answer::answer_format::{AnswerFormat, CallFormat, Function, ReasoningFormat};
-use crate::engine::grammar::{Form, check_parts, set_compactly};
+use crate::engine::grammar::{Form, FormBound, check_parts, set_compactly};
 use crate::limits::GRAMMAR_CHOICES_MAX;
 
 /// Text of any kind, up to what follows in the grammar.
@@ -93,7 +93,7 @@ pub(super) fn whole_form(
     form: Option<&Form>,
     tools: &Tools,
     open: bool,
-) -> Result<Option<Form>, String> {
+) -> Result<Option<Form>, FormBound> {
     let names: Vec<&Function> = match &tools.choice {
         ToolChoice::Required => tools.callable.iter().collect(),
         ToolChoice::Named(name) => tools.callable.iter().filter(|f| f.name == *name).collect(),

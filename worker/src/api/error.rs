@@ -62,7 +62,7 @@ impl ApiError {
     /// The form of an answer was not compiled.
     pub(crate) fn not_compiled(why: NotCompiled) -> Self {
         match why {
-            NotCompiled::Form(reason) => Self::bad_form(&reason),
+            NotCompiled::Form(reason) => Self::bad_form(reason),
             NotCompiled::Busy => Self::overloaded(),
             NotCompiled::Memory => {
                 let message = "The forms of answers under way take the memory that this worker has for them. Please try \
@@ -76,7 +76,7 @@ impl ApiError {
     }
 
     /// The form of an answer cannot be compiled.
-    pub(crate) fn bad_form(reason: &str) -> Self {
+    pub(crate) fn bad_form(reason: impl std::fmt::Display) -> Self {
         let message = format!("The answer's form cannot be compiled: {reason}");
         Self::invalid(StatusCode::BAD_REQUEST, "invalid_grammar", message)
     }

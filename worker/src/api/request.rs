@@ -168,7 +168,7 @@ impl Call {
         let read = |prompt: &[u32]| opens_thoughts(&app.text, prompt).map_err(ApiError::internal);
         let form = match self.endpoint {
             Endpoint::Chat => constraint::whole_form(app, self.form.as_ref(), &self.tools, read(prompt)?)
-                .map_err(|reason| ApiError::bad_form(&reason))?,
+                .map_err(ApiError::bad_form)?,
             Endpoint::Completion => self.form.clone(),
         };
         let Some(form) = form else { return Ok(None) };

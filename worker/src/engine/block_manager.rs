@@ -29,6 +29,7 @@
 
 mod changes;
 mod check;
+mod damage;
 mod free_list;
 mod groups;
 mod lookup;
@@ -46,6 +47,7 @@ use std::sync::Arc;
 
 pub(crate) use self::changes::BlockKey;
 pub use self::changes::CacheChange;
+pub(crate) use self::damage::Damage;
 use self::free_list::FreeList;
 pub(crate) use self::groups::GroupRules;
 pub(crate) use self::lookup::Lookup;

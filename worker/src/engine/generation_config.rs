@@ -1,7 +1,8 @@
 //! What a model says about generating with it: `generation_config.json` of a checkpoint, and the random
 //! model's equivalent. End-of-sequence ids are not read here but with the model.
 
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
@@ -22,6 +23,30 @@ pub(crate) struct GenerationConfig {
     pub(crate) suppress_tokens: Option<Vec<u32>>,
 }
 
+/// Why a model's defaults are not known.
+#[derive(Debug, thiserror::Error)]
+pub enum GenerationConfigError {
+    /// The checkpoint has a file that cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The checkpoint's `generation_config.json`.
+        path: PathBuf,
+        /// The reason that the system gives.
+        source: io::Error,
+    },
+    /// The checkpoint's file is no JSON, or a field has a value of another type.
+    #[error("{} is malformed: {source}", path.display())]
+    Malformed {
+        /// The checkpoint's `generation_config.json`.
+        path: PathBuf,
+        /// Where the text is wrong, and how.
+        source: serde_json::Error,
+    },
+    /// The same of the model in the program.
+    #[error("the built-in model's defaults: {0}")]
+    Builtin(#[source] serde_json::Error),
+}
+
 impl GenerationConfig {
     /// The random model's. Its weights are random, so it would speak in bytes that are no text: all ids are
     /// suppressed but printable ASCII, the newline and the ends of sequence.
@@ -35,14 +60,14 @@ impl GenerationConfig {
     }
 
     /// Reads `dir/generation_config.json`; a checkpoint without one has no defaults.
-    pub(crate) fn from_dir(dir: &Path) -> Result<Self, String> {
+    pub(crate) fn from_dir(dir: &Path) -> Result<Self, GenerationConfigError> {
         let path = dir.join("generation_config.json");
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Self::default()),
-            Err(e) => return Err(format!("cannot read {}: {e}", path.display())),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
+            Err(source) => return Err(GenerationConfigError::Read { path, source }),
         };
-        Self::from_json(&text).map_err(|e| format!("{} is malformed: {e}", path.display()))
+        Self::from_json(&text).map_err(|source| GenerationConfigError::Malformed { path, source })
     }
 
     /// The text of a `generation_config.json`.
@@ -66,7 +91,7 @@ mod tests {
     #[test]
     fn a_checkpoints_file_is_optional_and_errors_name_it() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(GenerationConfig::from_dir(dir.path()), Ok(GenerationConfig::default()));
+        assert_eq!(GenerationConfig::from_dir(dir.path()).unwrap(), GenerationConfig::default());
         let path = dir.path().join("generation_config.json");
         std::fs::write(
             &path,
@@ -79,10 +104,12 @@ mod tests {
             (Some(0.6), Some(20), Some(vec![1]))
         );
         std::fs::write(&path, "{").unwrap();
-        assert!(
-            GenerationConfig::from_dir(dir.path())
-                .unwrap_err()
-                .contains("generation_config.json is malformed")
-        );
+        let malformed = GenerationConfig::from_dir(dir.path()).unwrap_err();
+        assert!(malformed.to_string().contains("generation_config.json is malformed: EOF"), "{malformed}");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        let unread = GenerationConfig::from_dir(dir.path()).unwrap_err();
+        assert!(matches!(unread, GenerationConfigError::Read { .. }), "{unread}");
+        assert!(unread.to_string().starts_with(&format!("cannot read {}: ", path.display())), "{unread}");
     }
 }

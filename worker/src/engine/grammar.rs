@@ -6,6 +6,7 @@
 //! work is bounded by counted steps, not by time, so that equal requests end equally.
 
 mod bounds;
+mod error;
 mod memory;
 #[cfg(test)]
 mod tests;
@@ -21,8 +22,10 @@ use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokR
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 
+pub(crate) use self::bounds::FormBound;
+use self::error::NoTable;
+pub(crate) use self::error::{FormError, NotCompiled};
 use self::memory::{GrammarMemory, Share};
-pub(crate) use self::threads::NotCompiled;
 use self::threads::Threads;
 use crate::limits::{
     GRAMMAR_BYTES_EACH, GRAMMAR_COMPILE_FUEL_MAX, GRAMMAR_LEXER_FACTOR, GRAMMAR_MEMORY_LEFT,
@@ -57,7 +60,7 @@ struct Table {
     tokenizer: Arc<Tokenizer>,
     vocab_size: usize,
     eos_token_ids: Vec<u32>,
-    factory: OnceLock<Result<ParserFactory, String>>,
+    factory: OnceLock<Result<ParserFactory, NoTable>>,
 }
 
 /// Where in its grammar an answer is.
@@ -128,7 +131,7 @@ impl GrammarCompiler {
 
     /// Compiles a form, on another thread than the caller's, which waits.
     pub(crate) fn compile(&self, form: Form) -> Result<Grammar, NotCompiled> {
-        bounds::check(&form).map_err(NotCompiled::Form)?;
+        bounds::check(&form).map_err(FormError::from)?;
         let (table, memory) = (Arc::clone(&self.table), self.memory.clone());
         self.threads.run(move || table.compile(form, &memory))?
     }
@@ -138,7 +141,7 @@ impl GrammarCompiler {
 pub(crate) fn check_parts<'a>(
     form: Option<&Form>,
     schemas: impl IntoIterator<Item = &'a Value>,
-) -> Result<(), String> {
+) -> Result<(), FormBound> {
     form.map_or(Ok(()), bounds::check)?;
     bounds::check_schemas(schemas)
 }
@@ -149,9 +152,9 @@ impl Table {
     fn compile(&self, form: Form, memory: &GrammarMemory) -> Result<Grammar, NotCompiled> {
         // Before anything is compiled, so that it is not in vain.
         let share = memory.share(GRAMMAR_BYTES_EACH).ok_or(NotCompiled::Memory)?;
-        let form_error = |error: &str| NotCompiled::Form(summary(error));
+        let form_error = |error: &str| NotCompiled::Form(FormError::Wrong(summary(error)));
         let factory = self.factory.get_or_init(|| self.factory()).as_ref();
-        let factory = factory.map_err(|error| NotCompiled::Form(error.clone()))?;
+        let factory = factory.map_err(|error| FormError::from(error.clone()))?;
         let grammar = match form {
             Form::Json(schema) => TopLevelGrammar::from_json_schema(set_compactly(schema)),
             Form::Regex(regex) => TopLevelGrammar::from_regex(&regex),
@@ -171,7 +174,7 @@ impl Table {
         Ok(Grammar { matcher, taken: Arc::new(Taken { share, lexer }) })
     }
 
-    fn factory(&self) -> Result<ParserFactory, String> {
+    fn factory(&self) -> Result<ParserFactory, NoTable> {
         let eos = self.eos_token_ids.first().copied().unwrap_or(0);
         let words: Vec<Vec<u8>> = (0..self.vocab_size as u32).map(|id| self.word(id)).collect();
         let trie = TokTrie::from(&TokRxInfo::new(self.vocab_size as u32, eos), &words);
@@ -180,8 +183,7 @@ impl Table {
         let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let slices = SlicedBiasComputer::general_slices();
         let factory = ParserFactory::new(&environment, InferenceCapabilities::default(), &slices);
-        let mut factory =
-            factory.map_err(|error| format!("this model's vocabulary has no table: {error}"))?;
+        let mut factory = factory.map_err(|error| NoTable(error.to_string()))?;
         factory.quiet();
         *factory.limits_mut() = ParserLimits {
             initial_lexer_fuel: GRAMMAR_COMPILE_FUEL_MAX,

@@ -23,6 +23,7 @@ mod mirror;
 mod publisher;
 mod recorder;
 
+use std::io;
 use std::net::SocketAddr;
 
 use keyway_wire::kv_event::WireFormat;
@@ -61,9 +62,51 @@ impl KvEventOptions {
     }
 }
 
+/// Why KV events cannot be published where they are asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum KvEventsError {
+    /// The address cannot be bound.
+    #[error("cannot publish KV events on {addr}: {source}")]
+    Bind {
+        /// The address asked for: of the live stream, or of the replays.
+        addr: ZmqAddr,
+        /// Why the system refuses it, such as a port that is in use.
+        source: io::Error,
+    },
+    /// The port of a data-parallel engine would be no port.
+    #[error("{addr} has no port for rank {rank}")]
+    NoPort {
+        /// Where the first engine's live stream is.
+        addr: ZmqAddr,
+        /// Which of the engines it is.
+        rank: usize,
+    },
+}
+
 /// Where the sockets were bound.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BoundAddrs {
     pub(crate) publish: SocketAddr,
     pub(crate) replay: Option<SocketAddr>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_address_that_cannot_be_had_is_named() {
+        let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = format!("tcp://{}", taken.local_addr().unwrap());
+        let mut options = KvEventOptions::new(addr.parse().unwrap());
+        let expected = format!("cannot publish KV events on {addr}: ");
+        let refused = bind(&options).await.err().unwrap();
+        assert!(matches!(refused, KvEventsError::Bind { .. }), "{refused}");
+        assert!(refused.to_string().starts_with(&expected), "{refused}");
+        options.replay = Some(std::mem::replace(&mut options.publish, "tcp://127.0.0.1:0".parse().unwrap()));
+        let refused = bind(&options).await.err().unwrap();
+        assert!(refused.to_string().starts_with(&expected), "the replays' address: {refused}");
+        let no_port = KvEventsError::NoPort { addr: "tcp://*:65535".parse().unwrap(), rank: 1 };
+        assert_eq!(no_port.to_string(), "tcp://*:65535 has no port for rank 1");
+    }
 }

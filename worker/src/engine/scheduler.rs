@@ -17,7 +17,7 @@
 use std::collections::BTreeMap;
 
 use crate::engine::backend::Chunk;
-use crate::engine::block_manager::{BlockId, BlockManager, BlockTable, CacheChange, Lookup};
+use crate::engine::block_manager::{BlockId, BlockManager, BlockTable, CacheChange, Damage, Lookup};
 use crate::engine::sequence::{Rank, Sequence};
 use crate::limits::SCORED_TOKENS_PER_STEP_MAX;
 
@@ -371,9 +371,9 @@ impl Scheduler {
     }
 
     /// The integrity check of blocks and tables.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    pub(crate) fn check(&self) -> Result<(), Damage> {
         if let Some(sequence) = self.waiting.values().find(|s| !s.table.is_empty()) {
-            return Err(format!("a waiting sequence of {} tokens holds blocks", sequence.tokens.len()));
+            return Err(Damage::WaitingHolds { tokens: sequence.tokens.len() });
         }
         self.blocks.check(self.running.iter().map(|s| (&s.table, s.computed)))
     }

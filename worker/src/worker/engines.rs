@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 
 use super::{StartError, WorkerOptions};
 use crate::engine::backend::Backend;
-use crate::engine::kv_events::{self, BoundAddrs, Layout, Publisher, Recorder};
+use crate::engine::kv_events::{self, BoundAddrs, KvEventsError, Layout, Publisher, Recorder};
 use crate::engine::{self, EngineHandle, EngineOptions};
 use crate::metrics::{ExpertMetrics, Metrics, StaticInfo};
 use crate::model::Joint;
@@ -35,9 +35,9 @@ pub(super) async fn bind_kv_events(options: &WorkerOptions) -> Result<Vec<Publis
     let mut publishers = Vec::new();
     for rank in 0..count(options) {
         let Some(of_all) = &options.kv_events else { continue };
-        let no_port = || StartError::KvEvents(format!("{} has no port for rank {rank}", of_all.publish));
+        let no_port = || KvEventsError::NoPort { addr: of_all.publish.clone(), rank };
         let of_rank = of_all.of_rank(rank).ok_or_else(no_port)?;
-        publishers.push(kv_events::bind(&of_rank).await.map_err(StartError::KvEvents)?);
+        publishers.push(kv_events::bind(&of_rank).await?);
     }
     Ok(publishers)
 }

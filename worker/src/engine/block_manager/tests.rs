@@ -107,7 +107,7 @@ impl Shadow {
         Some(cached)
     }
 
-    fn check(&self) -> Result<(), String> {
+    fn check(&self) -> Result<(), Damage> {
         self.manager.check(self.live.iter().map(|live| (&live.table, live.computed)))
     }
 
@@ -334,7 +334,7 @@ fn the_integrity_check_sees_damage() {
         let mut shadow = Shadow::new(12, &[Full, SlidingWindow { window: 99 }], 127);
         shadow.run((0..10).collect(), salt(""));
         damage(&mut shadow);
-        shadow.check().unwrap_err()
+        shadow.check().unwrap_err().to_string()
     };
     assert!(damaged(|s| s.manager.blocks[0].refs += 1).contains("holders"));
     assert!(damaged(|s| s.manager.free.push_back(0)).contains("free list"));

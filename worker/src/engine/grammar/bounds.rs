@@ -16,8 +16,20 @@ const COMBINATORS: [&str; 5] = ["$ref", "$dynamicRef", "allOf", "anyOf", "oneOf"
 /// Keys that become regular expressions, all of which must match where schemas are joined.
 const EXPRESSIONS: [&str; 3] = ["pattern", "format", "multipleOf"];
 
+/// A bound that a form exceeds.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub(crate) enum FormBound {
+    /// It has too many parts of a kind, or too many bytes.
+    #[error("it has {number} {what}; the most is {most}")]
+    Number { what: &'static str, number: usize, most: usize },
+    #[error("multipleOf is {0}; the most is {GRAMMAR_MULTIPLE_MAX}")]
+    Multiple(f64),
+    #[error("the product of multipleOf where schemas are joined is {0}; the most is {GRAMMAR_MULTIPLE_MAX}")]
+    Product(f64),
+}
+
 /// Refuses a form that is over a bound; the error says which.
-pub(super) fn check(form: &Form) -> Result<(), String> {
+pub(super) fn check(form: &Form) -> Result<(), FormBound> {
     match form {
         Form::Json(schema) => check_schemas([schema]),
         Form::Regex(regex) => at_most("bytes", regex.len(), GRAMMAR_REGEX_BYTES_MAX),
@@ -27,7 +39,7 @@ pub(super) fn check(form: &Form) -> Result<(), String> {
 }
 
 /// The same of all schemas that a form is composed of.
-pub(super) fn check_schemas<'a>(schemas: impl IntoIterator<Item = &'a Value>) -> Result<(), String> {
+pub(super) fn check_schemas<'a>(schemas: impl IntoIterator<Item = &'a Value>) -> Result<(), FormBound> {
     let mut seen = Seen::default();
     for schema in schemas {
         seen.walk(schema)?;
@@ -35,7 +47,7 @@ pub(super) fn check_schemas<'a>(schemas: impl IntoIterator<Item = &'a Value>) ->
     seen.check()
 }
 
-fn check_lark(lark: &str) -> Result<(), String> {
+fn check_lark(lark: &str) -> Result<(), FormBound> {
     at_most("bytes", lark.len(), GRAMMAR_LARK_BYTES_MAX)?;
     at_most("lines", lark.lines().count(), GRAMMAR_LINES_MAX)?;
     let (ands, nots) = operators(lark);
@@ -89,7 +101,7 @@ struct Seen {
 }
 
 impl Seen {
-    fn walk(&mut self, schema: &Value) -> Result<(), String> {
+    fn walk(&mut self, schema: &Value) -> Result<(), FormBound> {
         let mut open = vec![schema];
         while let Some(value) = open.pop() {
             match value {
@@ -110,7 +122,7 @@ impl Seen {
         Ok(())
     }
 
-    fn see(&mut self, fields: &Map<String, Value>) -> Result<(), String> {
+    fn see(&mut self, fields: &Map<String, Value>) -> Result<(), FormBound> {
         self.objects += 1;
         self.bytes += fields.keys().map(String::len).sum::<usize>();
         let names = |key: &str| fields.get(key).and_then(Value::as_object).map_or(0, Map::len);
@@ -128,13 +140,13 @@ impl Seen {
     }
 
     /// A number's remainder by it is a state of an automaton: of 0.25, those of 25.
-    fn multiple(&mut self, multiple: f64) -> Result<(), String> {
+    fn multiple(&mut self, multiple: f64) -> Result<(), FormBound> {
         let digits = format!("{multiple}")
             .bytes()
             .filter(u8::is_ascii_digit)
             .fold(0.0, |number, digit| number * 10.0 + f64::from(digit - b'0'));
         if digits > GRAMMAR_MULTIPLE_MAX {
-            return Err(format!("multipleOf is {multiple}; the most is {GRAMMAR_MULTIPLE_MAX}"));
+            return Err(FormBound::Multiple(multiple));
         }
         if !self.multiples.contains(&digits) {
             self.multiples.push(digits);
@@ -142,7 +154,7 @@ impl Seen {
         Ok(())
     }
 
-    fn check(&self) -> Result<(), String> {
+    fn check(&self) -> Result<(), FormBound> {
         if !self.joins {
             return Ok(());
         }
@@ -154,13 +166,12 @@ impl Seen {
         )?;
         let product: f64 = self.multiples.iter().product();
         if product > GRAMMAR_MULTIPLE_MAX {
-            let what = "the product of multipleOf where schemas are joined is";
-            return Err(format!("{what} {product}; the most is {GRAMMAR_MULTIPLE_MAX}"));
+            return Err(FormBound::Product(product));
         }
         Ok(())
     }
 }
 
-fn at_most(what: &str, number: usize, most: usize) -> Result<(), String> {
-    if number <= most { Ok(()) } else { Err(format!("it has {number} {what}; the most is {most}")) }
+fn at_most(what: &'static str, number: usize, most: usize) -> Result<(), FormBound> {
+    if number <= most { Ok(()) } else { Err(FormBound::Number { what, number, most }) }
 }

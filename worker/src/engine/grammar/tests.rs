@@ -12,7 +12,7 @@ const EOS: u32 = 258;
 fn compile(form: &Form) -> Result<Grammar, String> {
     match GrammarCompiler::new(Arc::new(Tokenizer::builtin()), 320, vec![256, EOS]).compile(form.clone()) {
         Ok(grammar) => Ok(grammar),
-        Err(NotCompiled::Form(reason)) => Err(reason),
+        Err(NotCompiled::Form(reason)) => Err(reason.to_string()),
         Err(why) => panic!("nobody else compiles: {why:?}"),
     }
 }
@@ -162,6 +162,23 @@ fn forms_beyond_the_bounds_are_refused_by_name() {
     ] {
         assert!(compile(&form).is_ok(), "{form:?}: {:?}", compile(&form).err());
     }
+}
+
+#[test]
+fn a_bound_says_what_is_beyond_it_and_how_much_may_be() {
+    let beyond = |schema: Value| bounds::check(&Form::Json(schema)).unwrap_err();
+    let one = beyond(json!({"multipleOf": 1_000_003}));
+    assert_eq!(one, FormBound::Multiple(1_000_003.0));
+    assert_eq!(one.to_string(), "multipleOf is 1000003; the most is 100000");
+    let product = beyond(json!({"allOf": [{"multipleOf": 1009}, {"multipleOf": 1013}]}));
+    assert_eq!(product, FormBound::Product(1_022_117.0));
+    let said = "the product of multipleOf where schemas are joined is 1022117; the most is 100000";
+    assert_eq!(product.to_string(), said);
+    let (what, most) = ("properties in one object", GRAMMAR_PROPERTIES_MAX);
+    let number = most + 1;
+    let many = FormError::from(beyond(properties(number)));
+    assert_eq!(many, FormError::Bound(FormBound::Number { what, number, most }));
+    assert_eq!(many.to_string(), format!("it has {number} {what}; the most is {most}"));
 }
 
 fn any_schema() -> impl Strategy<Value = Value> {

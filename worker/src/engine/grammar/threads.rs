@@ -5,6 +5,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 
+use super::error::{FormError, NotCompiled};
 use crate::limits::{
     GRAMMAR_COMPILE_MAX, GRAMMAR_STACK_BYTES, GRAMMAR_THREADS_MAX, GRAMMAR_WAIT_MAX, GRAMMAR_WAITING_MAX,
 };
@@ -20,17 +21,6 @@ pub(super) struct Threads {
 struct Taken {
     working: usize,
     waiting: usize,
-}
-
-/// Why a form was not compiled.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum NotCompiled {
-    /// For what it is; the reason.
-    Form(String),
-    /// Others are compiled, or there is no memory for a thread.
-    Busy,
-    /// The grammars of answers under way leave too little memory.
-    Memory,
 }
 
 /// One place, free again when it is dropped.
@@ -59,10 +49,8 @@ impl Threads {
         }
         result.recv_timeout(GRAMMAR_COMPILE_MAX).map_err(|gone| {
             NotCompiled::Form(match gone {
-                mpsc::RecvTimeoutError::Timeout => {
-                    format!("it takes longer than {} s; simplify it", GRAMMAR_COMPILE_MAX.as_secs())
-                }
-                mpsc::RecvTimeoutError::Disconnected => "the compiler fails at it".to_owned(),
+                mpsc::RecvTimeoutError::Timeout => FormError::Slow,
+                mpsc::RecvTimeoutError::Disconnected => FormError::Panic,
             })
         })
     }
@@ -108,7 +96,7 @@ mod tests {
         let threads = Arc::new(Threads::default());
         for _ in 0..2 * GRAMMAR_THREADS_MAX {
             let failed = threads.run(|| -> u8 { panic!("an assertion of the compiler") });
-            assert_eq!(failed, Err(NotCompiled::Form("the compiler fails at it".to_owned())));
+            assert_eq!(failed, Err(NotCompiled::Form(FormError::Panic)));
         }
         assert_eq!(threads.run(|| 7), Ok(7));
         assert_eq!(threads.lock().working, 0);

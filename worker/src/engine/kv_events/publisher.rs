@@ -5,6 +5,7 @@
 //! itself. Payloads are shared with the log, not copied; what subscribers may miss by is what the log keeps,
 //! so it takes no memory of its own.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,7 +16,7 @@ use keyway_zmq::{PubLimits, PubSocket, Replies, RouterLimits, RouterSocket};
 use tokio::net::TcpListener;
 
 use super::log::{Log, Numbered};
-use super::{BoundAddrs, Follower, KvEventOptions, Layout, ZmqAddr};
+use super::{BoundAddrs, Follower, KvEventOptions, KvEventsError, Layout, ZmqAddr};
 use crate::limits::{
     KV_ASKERS_MAX, KV_REPLAY_BATCHES_MAX, KV_REPLAY_BYTES_MAX, KV_REPLY_STALL_MAX, KV_SUBSCRIBER_STALL_MAX,
     KV_SUBSCRIBERS_MAX,
@@ -39,9 +40,9 @@ pub(crate) struct Publisher {
 }
 
 /// Binds the sockets. The error says which address, and why.
-pub(crate) async fn bind(options: &KvEventOptions) -> Result<Publisher, String> {
+pub(crate) async fn bind(options: &KvEventOptions) -> Result<Publisher, KvEventsError> {
     let (listener, publish) = listen(&options.publish).await?;
-    let live = PubSocket::new(listener, LIVE).map_err(|e| failed(&options.publish, &e))?;
+    let live = PubSocket::new(listener, LIVE).map_err(failed(&options.publish))?;
     let (mut replay, mut replay_addr) = (None, None);
     if let Some(addr) = &options.replay {
         let (listener, bound) = listen(addr).await?;
@@ -51,14 +52,15 @@ pub(crate) async fn bind(options: &KvEventOptions) -> Result<Publisher, String> 
     Ok(Publisher { live, replay, options: options.clone(), addrs })
 }
 
-async fn listen(addr: &ZmqAddr) -> Result<(TcpListener, SocketAddr), String> {
-    let listener = TcpListener::bind(addr.host_and_port()).await.map_err(|e| failed(addr, &e))?;
-    let bound = listener.local_addr().map_err(|e| failed(addr, &e))?;
+async fn listen(addr: &ZmqAddr) -> Result<(TcpListener, SocketAddr), KvEventsError> {
+    let listener = TcpListener::bind(addr.host_and_port()).await.map_err(failed(addr))?;
+    let bound = listener.local_addr().map_err(failed(addr))?;
     Ok((listener, bound))
 }
 
-fn failed(addr: &ZmqAddr, error: &std::io::Error) -> String {
-    format!("cannot publish KV events on {addr}: {error}")
+/// What is wrong with an address, once the system has said it.
+fn failed(addr: &ZmqAddr) -> impl FnOnce(io::Error) -> KvEventsError {
+    move |source| KvEventsError::Bind { addr: addr.clone(), source }
 }
 
 impl Publisher {
