@@ -32,7 +32,7 @@ const CRATES: [&str; 11] = [
 ];
 
 /// Those whose errors have types.
-const TYPED: [&str; 8] = [
+const TYPED: [&str; 10] = [
     "gateway/src",
     "gateway/clients/src",
     "gateway/core/src",
@@ -40,7 +40,9 @@ const TYPED: [&str; 8] = [
     "gateway/text/src",
     "gateway/wire/src",
     "gateway/zmq/src",
+    "kernels/src",
     "loadtest/src",
+    "worker/src",
 ];
 
 /// What is found in one file, tests left out.

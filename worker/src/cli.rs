@@ -290,12 +290,12 @@ impl Bits {
 }
 
 impl Cli {
-    /// Checks what clap cannot. The error is one line for the user.
-    pub fn into_task(self) -> Result<Task, String> {
+    /// What is to be done: the options that were read, as the library takes them.
+    pub fn into_task(self) -> Task {
         match self.command {
             None => {}
-            Some(Command::Completions { shell }) => return Ok(Task::Completions(shell)),
-            Some(Command::ExpertRank(args)) => return Ok(expert_rank(args)),
+            Some(Command::Completions { shell }) => return Task::Completions(shell),
+            Some(Command::ExpertRank(args)) => return expert_rank(args),
         }
         let options = self.options;
         let mut names = options.served_model_name.into_iter().filter(|name| !name.is_empty());
@@ -342,7 +342,7 @@ impl Cli {
                 rank_command: rank_command(options.log_format),
             },
         };
-        Ok(Task::Serve(Box::new(worker), options.log_format))
+        Task::Serve(Box::new(worker), options.log_format)
     }
 }
 
@@ -379,7 +379,7 @@ mod tests {
 
     use super::*;
 
-    fn task(args: &[&str]) -> Result<Task, String> {
+    fn task(args: &[&str]) -> Task {
         Cli::try_parse_from([&["keyway-worker"], args].concat()).unwrap().into_task()
     }
 
@@ -390,15 +390,14 @@ mod tests {
 
     #[test]
     fn without_arguments_the_options_are_the_librarys_defaults() {
-        let Ok(Task::Serve(options, LogFormat::Text)) = task(&[]) else { panic!("must serve") };
+        let Task::Serve(options, LogFormat::Text) = task(&[]) else { panic!("must serve") };
         assert_eq!(format!("{options:?}"), format!("{:?}", WorkerOptions::default()));
     }
 
     #[test]
     fn kv_events_have_an_address_and_a_replay_needs_them() {
         let args = ["--kv-events", "tcp://*:5557", "--kv-replay", "tcp://[::1]:5558"];
-        let Ok(Task::Serve(options, _)) = task(&[&args[..], &["--kv-events-format", "array"]].concat())
-        else {
+        let Task::Serve(options, _) = task(&[&args[..], &["--kv-events-format", "array"]].concat()) else {
             panic!("must serve")
         };
         let kv_events = options.kv_events.unwrap();
@@ -413,7 +412,7 @@ mod tests {
     #[test]
     fn the_kv_cache_is_sized_in_one_way_under_vllms_names_too() {
         let sized = |args: &[&str]| {
-            let Ok(Task::Serve(options, _)) = task(args) else { panic!("must serve") };
+            let Task::Serve(options, _) = task(args) else { panic!("must serve") };
             (options.num_kv_blocks, options.kv_cache_memory, options.memory_utilization)
         };
         assert_eq!(sized(&["--kv-cache-memory", "2GiB"]), (None, Some(2 << 30), None));
@@ -428,7 +427,7 @@ mod tests {
     #[test]
     fn a_step_on_a_gpu_is_larger_unless_it_is_said_how_large() {
         let limits = |args: &[&str], is_on_gpu| {
-            let Ok(Task::Serve(options, _)) = task(args) else { panic!("must serve") };
+            let Task::Serve(options, _) = task(args) else { panic!("must serve") };
             let limits = options.limits(is_on_gpu);
             (limits.max_batched_tokens, limits.max_running)
         };
@@ -442,8 +441,8 @@ mod tests {
 
     #[test]
     fn a_device_may_have_a_number_and_completions_are_a_task() {
-        let Ok(Task::Serve(options, _)) = task(&["--device", "cuda:2"]) else { panic!("must serve") };
+        let Task::Serve(options, _) = task(&["--device", "cuda:2"]) else { panic!("must serve") };
         assert_eq!(options.device, DeviceChoice::Cuda(2));
-        assert!(matches!(task(&["completions", "bash"]), Ok(Task::Completions(Shell::Bash))));
+        assert!(matches!(task(&["completions", "bash"]), Task::Completions(Shell::Bash)));
     }
 }

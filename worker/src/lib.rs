@@ -44,7 +44,7 @@ pub use memory::{BadByteSize, ByteSize};
 pub use model::ExpertParallelOptions;
 #[cfg(target_os = "linux")]
 pub use parallel::expert_parallel::run_rank;
-pub use parallel::expert_parallel::{RankGroup, RankOptions};
+pub use parallel::expert_parallel::{ListenError, RankExit, RankGroup, RankOptions};
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 pub use parallel::expert_parallel::{run_synthetic_rank, synthetic_on_gpus};
 pub use worker::{RunningWorker, StartError, WorkerOptions, builtin_text, start};

@@ -47,10 +47,10 @@ pub use self::cuda::{CudaBackend, CudaModel};
 #[cfg(feature = "cuda")]
 pub(crate) use self::cuda::{CudaRank, OpenMailboxes, RankSettings, WholeModel};
 pub use self::error::ModelError;
-pub use self::experts::ExpertParallelOptions;
 #[cfg(feature = "cuda")]
 pub(crate) use self::experts::Store;
-pub(crate) use self::experts::{Attention, ExpertGroup, ExpertRank, GroupOptions, RankError, Supervisor};
+pub(crate) use self::experts::{Attention, ExpertGroup, ExpertRank, GroupOptions, NoRanks, Supervisor};
+pub use self::experts::{ExpertParallelOptions, RankError};
 pub(crate) use self::joint::{Joint, JointError, RankOutput};
 pub use self::quantize::Quantize;
 use self::random::Random;

@@ -63,8 +63,10 @@ pub(crate) fn run() -> Result<Value, String> {
 /// One of the ranks.
 pub(crate) fn rank(family: &str, options: &[&str]) -> Result<Value, String> {
     let arguments = ["keyway-worker", "expert-rank"].iter().chain(options);
-    match Cli::try_parse_from(arguments).map_err(text)?.into_task()? {
-        Task::ExpertRank(options, _) => run_synthetic_rank(&variant(family)?.config(), &options)?,
+    match Cli::try_parse_from(arguments).map_err(text)?.into_task() {
+        Task::ExpertRank(options, _) => {
+            run_synthetic_rank(&variant(family)?.config(), &options).map_err(text)?;
+        }
         _ => return Err("these are no options of a rank".to_owned()),
     }
     Ok(json!({ "rank": "ended" }))

@@ -16,11 +16,12 @@ use keyway_kernels::moe::Placement;
 use keyway_kernels::moe::parallel::{Experts, LayerTokens, capacity_for};
 
 pub(super) use self::exchange::{Exchange, Widest};
-pub(crate) use self::group::{ExpertGroup, GroupError, GroupOptions, Supervisor};
+pub(crate) use self::group::{ExpertGroup, GroupError, GroupOptions, NoRanks, Supervisor};
 pub(crate) use self::note::Attention;
 pub(super) use self::note::{Note, Place};
 pub use self::options::ExpertParallelOptions;
-pub(crate) use self::rank::{ExpertRank, RankError};
+pub(crate) use self::rank::ExpertRank;
+pub use self::rank::RankError;
 pub(crate) use self::store::Store;
 use super::config::{Config, FeedForward, Gate};
 use super::feed_forward::Inner;

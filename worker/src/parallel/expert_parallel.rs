@@ -6,6 +6,7 @@
 //! a rank has ended shows at the end of its standard output, and is an alarm in the group's memory, so that
 //! no rank waits for it.
 
+mod error;
 #[cfg(target_os = "linux")]
 mod hosts;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
@@ -52,6 +53,7 @@ pub enum RankGroup {
     Hosts(Vec<SocketAddr>),
 }
 
+pub use error::{ListenError, RankExit};
 #[cfg(target_os = "linux")]
 pub(crate) use hosts::Hosts;
 #[cfg(target_os = "linux")]
@@ -81,11 +83,11 @@ mod linux {
     use keyway_kernels::fabric::{Alarm, Fabric, Shm};
     use tokio::signal::unix::{SignalKind, signal};
 
-    use super::{DeviceChoice, ModelSource, Quantize, RankGroup, RankOptions, hosts};
+    use super::{DeviceChoice, ModelSource, Quantize, RankExit, RankGroup, RankOptions, hosts};
     use crate::model::ExpertParallelOptions;
     #[cfg(feature = "cuda")]
     use crate::model::{CudaRank, LoadedModel, OpenMailboxes, RankSettings, Store, WholeModel};
-    use crate::model::{ExpertRank, Supervisor};
+    use crate::model::{ExpertRank, NoRanks, RankError, Supervisor};
 
     /// Mailboxes of processes, each with a GPU or with a part of one.
     #[cfg(feature = "cuda")]
@@ -244,13 +246,13 @@ mod linux {
     }
 
     impl Supervisor for Processes {
-        fn start(&mut self) -> Result<Box<dyn Fabric>, String> {
+        fn start(&mut self) -> Result<Box<dyn Fabric>, NoRanks> {
             self.end();
             match self.start_all() {
                 Ok(fabric) => Ok(Box::new(fabric)),
                 Err(error) => {
                     self.end();
-                    Err(error.to_string())
+                    Err(error.into())
                 }
             }
         }
@@ -264,35 +266,33 @@ mod linux {
 
     /// Is a rank: of a group in memory until it fails or rank 0 ends, of one over hosts for good. The error
     /// says why it ended.
-    pub fn run_rank(options: &RankOptions) -> Result<(), String> {
+    pub fn run_rank(options: &RankOptions) -> Result<(), RankExit> {
         let RankOptions { rank, group, model, quantize, device, threads, deadline, .. } = options;
         let compute = Compute::new(NonZeroUsize::new(*threads).unwrap_or(NonZeroUsize::MIN));
-        let open = || ExpertRank::open(model, *quantize).map_err(|e| e.to_string());
+        let open = || ExpertRank::open(model, *quantize).map_err(RankError::Model);
         let memory = match (group, device) {
             (RankGroup::Memory(memory), _) => memory,
             (RankGroup::Hosts(addrs), DeviceChoice::Cpu) => {
                 return hosts::serve(*rank, addrs, &mut open()?, &compute, *deadline);
             }
-            (RankGroup::Hosts(_), _) => {
-                return Err("ranks on several machines compute on the CPU: run with --device cpu".to_owned());
-            }
+            (RankGroup::Hosts(_), _) => return Err(RankExit::HostsOnGpu),
         };
         let ended = match *device {
             DeviceChoice::Cuda(number) => on_gpu(options, number, memory),
             DeviceChoice::Cpu | DeviceChoice::Auto => {
                 let mut experts = open()?;
                 let fabric = join(*rank, memory)?;
-                experts.serve(fabric, &compute, *deadline).map_err(|error| error.to_string())
+                experts.serve(fabric, &compute, *deadline).map_err(RankExit::Rank)
             }
         };
-        ended.map_err(|error| format!("expert-parallel rank {rank} ends: {error}"))
+        ended.map_err(|source| RankExit::Ended { rank: *rank, source: Box::new(source) })
     }
 
     /// Serves on the GPU of this number.
     #[cfg(feature = "cuda")]
-    fn on_gpu(options: &RankOptions, number: usize, memory: &Path) -> Result<(), String> {
+    fn on_gpu(options: &RankOptions, number: usize, memory: &Path) -> Result<(), RankExit> {
         // The device quantises what is stored.
-        let store = Store::open(&options.model, Quantize::None).map_err(|e| e.to_string())?;
+        let store = Store::open(&options.model, Quantize::None).map_err(RankError::Model)?;
         let whole = |ranks, rank| LoadedModel::load_rank(&options.model, ranks, rank);
         serve_on_gpu(options, number, memory, (store, &whole))
     }
@@ -304,37 +304,39 @@ mod linux {
         number: usize,
         memory: &Path,
         (store, whole): (Store, WholeModel<'_>),
-    ) -> Result<(), String> {
+    ) -> Result<(), RankExit> {
         let RankOptions { rank, quantize, fp8_kv, deadline, max_batched_tokens, max_running, .. } = *options;
-        let gpu = Gpu::new(number).map_err(|e| e.to_string())?;
+        let gpu = Gpu::new(number)?;
         let fabric = join(rank, memory)?;
         let (tokens_max, sequences_max) = (max_batched_tokens, max_running);
         let by = RankSettings { deadline, tokens_max, sequences_max, fp8_kv, whole };
-        CudaRank::serve(gpu, (store, quantize), fabric, OPEN_MAILBOXES, &by).map_err(|e| e.to_string())
+        Ok(CudaRank::serve(gpu, (store, quantize), fabric, OPEN_MAILBOXES, &by)?)
     }
 
     #[cfg(not(feature = "cuda"))]
-    fn on_gpu(_: &RankOptions, _: usize, _: &Path) -> Result<(), String> {
-        Err("this build has no CUDA backend".to_owned())
+    fn on_gpu(_: &RankOptions, _: usize, _: &Path) -> Result<(), RankExit> {
+        Err(RankExit::NoCuda)
     }
 
     /// This rank's end of the group, whose processes end together: none without rank 0, and none before it.
-    fn join(rank: usize, memory: &Path) -> Result<Box<dyn Fabric>, String> {
+    fn join(rank: usize, memory: &Path) -> Result<Box<dyn Fabric>, RankExit> {
         // A service manager ends all processes at once: rank 0 drains, and this one is needed as long.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
-        let runtime = runtime.map_err(|e| format!("cannot start the runtime: {e}"))?;
+        let runtime = runtime.map_err(RankExit::Runtime)?;
         let _guard = runtime.enter();
         // Ignored from here on, whatever becomes of the runtime.
-        let _ = signal(SignalKind::terminate()).map_err(|e| format!("cannot wait for signals: {e}"))?;
+        let _ = signal(SignalKind::terminate()).map_err(RankExit::Signals)?;
         let parent = thread::Builder::new().name("keyway-parent".to_owned()).spawn(|| {
             // Nothing is written there: it ends with rank 0.
             let _ = io::stdin().read(&mut [0]);
             std::process::exit(0);
         });
-        parent.map_err(|e| format!("cannot watch rank 0: {e}"))?;
+        parent.map_err(RankExit::Parent)?;
         let file = OpenOptions::new().read(true).write(true).open(memory);
         let attached = file.and_then(|file| Shm::attach(&file, rank));
-        let fabric = attached.map_err(|e| format!("cannot join the group in {}: {e}", memory.display()))?;
-        Ok(Box::new(fabric))
+        match attached {
+            Ok(fabric) => Ok(Box::new(fabric)),
+            Err(source) => Err(RankExit::Join { memory: memory.to_owned(), source }),
+        }
     }
 }

@@ -17,7 +17,10 @@ use present::{is_there, usable};
 pub(super) fn choose(options: &WorkerOptions) -> Result<Option<(Gpu, usize)>, StartError> {
     let gpu = match options.device {
         DeviceChoice::Cpu => None,
-        DeviceChoice::Cuda(number) => Some((usable(options, number).map_err(StartError::Options)?, number)),
+        DeviceChoice::Cuda(number) => {
+            let gpu = usable(options, number).map_err(|why| StartError::Options(why.to_string()))?;
+            Some((gpu, number))
+        }
         DeviceChoice::Auto => match usable(options, 0) {
             Ok(gpu) => Some((gpu, 0)),
             // A GPU that stays unused should be noticed.
@@ -61,6 +64,7 @@ pub(super) fn fall_back(options: &WorkerOptions, reason: StartError) -> Result<(
 mod present {
     use std::sync::Arc;
 
+    use keyway_kernels::cuda::DeviceError;
     pub(in crate::worker) use keyway_kernels::cuda::gpu::Gpu;
 
     use crate::device::DeviceChoice;
@@ -75,14 +79,30 @@ mod present {
     use crate::worker::spread::gpu_group;
     use crate::worker::{Computing, StartError, WorkerOptions, blocking, engines};
 
-    /// The GPU of this number, if it is there and computes what the options ask for; else one line that says
-    /// why not.
-    pub(super) fn usable(options: &WorkerOptions, number: usize) -> Result<Gpu, String> {
+    /// Why a GPU does not compute what the options ask for.
+    #[derive(Debug, thiserror::Error)]
+    pub(super) enum Unusable {
+        /// An option that only the CPU has.
+        #[error("{0} is computed on the CPU: run with --device cpu")]
+        OnlyCpu(&'static str),
+        /// No GPU computes the model, or it cannot be read.
+        #[error(transparent)]
+        Model(#[from] ModelError),
+        /// There is no GPU of this number.
+        #[error(transparent)]
+        Device(#[from] DeviceError),
+        /// The GPU does not take the kernels.
+        #[error("{0}: run with --device cpu")]
+        Kernels(#[source] DeviceError),
+    }
+
+    /// The GPU of this number, if it is there and computes what the options ask for.
+    pub(super) fn usable(options: &WorkerOptions, number: usize) -> Result<Gpu, Unusable> {
         check_ranks(options)?;
         // What is wrong with the model is wrong on every machine.
-        LoadedModel::check_gpu(&options.model, options.quantize).map_err(|e| e.to_string())?;
-        let mut gpu = Gpu::new(number).map_err(|e| e.to_string())?;
-        gpu.load_all().map_err(|e| format!("{e}: run with --device cpu"))?;
+        LoadedModel::check_gpu(&options.model, options.quantize)?;
+        let mut gpu = Gpu::new(number)?;
+        gpu.load_all().map_err(Unusable::Kernels)?;
         Ok(gpu)
     }
 
@@ -92,7 +112,7 @@ mod present {
     }
 
     /// Whether GPUs share a model's experts as the options ask for.
-    fn check_ranks(options: &WorkerOptions) -> Result<(), String> {
+    fn check_ranks(options: &WorkerOptions) -> Result<(), Unusable> {
         let ExpertParallelOptions { size, hosts, redundant_experts, .. } = &options.expert_parallel;
         if *size == 1 {
             return Ok(());
@@ -102,10 +122,10 @@ mod present {
             ("expert-parallel-hosts", !hosts.is_empty()),
             ("redundant-experts", *redundant_experts > 0),
         ];
-        if let Some((what, _)) = only_on_the_cpu.iter().find(|(_, asked)| *asked) {
-            return Err(format!("{what} is computed on the CPU: run with --device cpu"));
+        if let Some(&(what, _)) = only_on_the_cpu.iter().find(|(_, asked)| *asked) {
+            return Err(Unusable::OnlyCpu(what));
         }
-        LoadedModel::check_gpu_ranks(&options.model, *size).map_err(|e| e.to_string())
+        Ok(LoadedModel::check_gpu_ranks(&options.model, *size)?)
     }
 
     /// Copies a model to the GPU and gives the KV cache what is left of its memory.
@@ -184,8 +204,13 @@ mod absent {
     /// A GPU of a build without CUDA: there is none.
     pub(in crate::worker) enum Gpu {}
 
-    pub(super) fn usable(_: &WorkerOptions, _: usize) -> Result<Gpu, String> {
-        Err("this build has no CUDA backend: run with --device cpu".to_owned())
+    /// A build without CUDA has no GPU that it could use.
+    #[derive(Debug, thiserror::Error)]
+    #[error("this build has no CUDA backend: run with --device cpu")]
+    pub(super) struct Unusable;
+
+    pub(super) fn usable(_: &WorkerOptions, _: usize) -> Result<Gpu, Unusable> {
+        Err(Unusable)
     }
 
     /// Whether there is a GPU at all, which a build without CUDA cannot tell: no.

@@ -41,7 +41,7 @@ mod linux {
     #[cfg(feature = "cuda")]
     use crate::model::Quantize;
     use crate::model::{Attention, ExpertGroup, GroupOptions, StepWords, Supervisor};
-    use crate::parallel::expert_parallel::{Devices, Hosts, Processes, Ranks};
+    use crate::parallel::expert_parallel::{Devices, Hosts, ListenError, Processes, Ranks};
     use crate::worker::{blocking, threads};
 
     /// Words of a placement beside its masks, generously.
@@ -181,7 +181,8 @@ mod linux {
             let supervisor: Box<dyn Supervisor> = if hosts.is_empty() {
                 Box::new(Processes::new(ranks))
             } else {
-                Box::new(Hosts::listen(hosts).map_err(StartError::Options)?)
+                let refused = |ListenError { addr, source }| StartError::Listen { addr, source };
+                Box::new(Hosts::listen(hosts).map_err(refused)?)
             };
             let group = ExpertGroup::new(&model, quantize, options, supervisor, of_group)?;
             backend.with_group(group).map_err(|error| StartError::Engine(error.to_string()))

@@ -100,9 +100,9 @@ impl<D: Device> CudaModel<D> {
             self.room.moves += 1;
             match sharing.join(&mut self.device, &mut **fabric, lead.open) {
                 Ok(()) => lead.joined = Some(lead.group.losses()),
-                Err(DeviceError(reason)) => {
+                Err(error) => {
                     lead.group.end();
-                    lead.group.does_not_start(&reason)?;
+                    lead.group.does_not_start(&error)?;
                 }
             }
         }

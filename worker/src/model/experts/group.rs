@@ -4,6 +4,8 @@
 //! run attention too, their KV is lost, and is computed again.
 
 use std::fmt;
+use std::io;
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +36,18 @@ const WORTH_MOVING: f64 = 0.95;
 pub(crate) trait Supervisor: Send + fmt::Debug {
     /// Ends what is left of the group before and starts all ranks; rank 0's end. The error says what went
     /// wrong.
-    fn start(&mut self) -> Result<Box<dyn Fabric>, String>;
+    fn start(&mut self) -> Result<Box<dyn Fabric>, NoRanks>;
+}
+
+/// Why a group's other ranks are not there.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoRanks {
+    /// The system has no memory for the group, or starts no process.
+    #[error(transparent)]
+    System(#[from] io::Error),
+    /// Ranks on other machines were not heard of in time, or are of another group.
+    #[error("not all ranks at {addrs:?} have joined: {source}")]
+    Join { addrs: Vec<SocketAddr>, source: io::Error },
 }
 
 /// How a group behaves.
@@ -122,7 +135,7 @@ impl ExpertGroup {
                     let Err(error) = self.place() else { break };
                     self.fail(&error)?;
                 }
-                Err(reason) => self.does_not_start(&reason)?,
+                Err(error) => self.does_not_start(&error)?,
             }
         }
         self.metrics.up.set(1);
@@ -131,7 +144,7 @@ impl ExpertGroup {
 
     /// Takes note that a group cannot begin to serve: it is to be started anew, or, after too many times, the
     /// error is for the requests that wait.
-    pub(in crate::model) fn does_not_start(&mut self, reason: &str) -> Result<(), GroupError> {
+    pub(in crate::model) fn does_not_start(&mut self, reason: &dyn fmt::Display) -> Result<(), GroupError> {
         self.failures += 1;
         if self.failures > self.options.retries {
             self.failures = 0;

@@ -18,7 +18,7 @@ use crate::model::{CpuBackend, LoadedModel, ModelError, ModelSource, Quantize};
 
 /// Why a rank ended.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum RankError {
+pub enum RankError {
     /// Another rank failed, or rank 0 is gone.
     #[error(transparent)]
     Fabric(#[from] FabricError),

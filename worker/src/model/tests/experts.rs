@@ -17,7 +17,7 @@ use super::invariance::{side_by_side, tokens};
 use super::*;
 use crate::engine::backend::StepError;
 use crate::metrics::ExpertMetrics;
-use crate::model::experts::{ExpertGroup, ExpertRank, GroupOptions, Supervisor};
+use crate::model::experts::{ExpertGroup, ExpertRank, GroupOptions, NoRanks, Supervisor};
 
 /// Of every rank.
 pub(super) const LAYOUT: KvLayout = KvLayout { block_size: 16, num_blocks: NUM_BLOCKS };
@@ -122,7 +122,7 @@ impl Threads {
 }
 
 impl Supervisor for Threads {
-    fn start(&mut self) -> Result<Box<dyn Fabric>, String> {
+    fn start(&mut self) -> Result<Box<dyn Fabric>, NoRanks> {
         self.starts.fetch_add(1, Ordering::SeqCst);
         let mut group = self.group();
         for (i, inner) in group.drain(1..).enumerate() {
@@ -137,7 +137,7 @@ impl Supervisor for Threads {
                 drop(rank.serve(fabric, &compute, PATIENCE));
             });
         }
-        group.pop().ok_or_else(|| "no rank".to_owned())
+        Ok(group.pop().unwrap())
     }
 }
 

@@ -8,8 +8,9 @@ use std::time::Duration;
 use keyway_kernels::compute::Compute;
 use keyway_kernels::fabric::{Fabric, Tcp};
 
+use super::{ListenError, RankExit};
 use crate::limits::{EXPERT_JOIN_MAX, EXPERT_MESSAGE_BYTES_MAX};
-use crate::model::{ExpertRank, RankError, Supervisor};
+use crate::model::{ExpertRank, NoRanks, RankError, Supervisor};
 
 /// Ranks must agree on it; memory is taken as messages need it.
 const CAPACITY: usize = EXPERT_MESSAGE_BYTES_MAX / 4;
@@ -23,19 +24,19 @@ pub(crate) struct Hosts {
 
 impl Hosts {
     /// Listens at the first of `addrs`.
-    pub(crate) fn listen(addrs: Vec<SocketAddr>) -> Result<Self, String> {
+    pub(crate) fn listen(addrs: Vec<SocketAddr>) -> Result<Self, ListenError> {
         let listener = listen(&addrs, 0)?;
         Ok(Self { addrs, listener })
     }
 }
 
 impl Supervisor for Hosts {
-    fn start(&mut self) -> Result<Box<dyn Fabric>, String> {
+    fn start(&mut self) -> Result<Box<dyn Fabric>, NoRanks> {
         tracing::info!("waiting for the expert-parallel ranks at {:?}", &self.addrs[1..]);
         let joined = Tcp::join(0, &self.addrs, &self.listener, CAPACITY, EXPERT_JOIN_MAX);
         match joined {
             Ok(fabric) => Ok(Box::new(fabric)),
-            Err(error) => Err(format!("not all ranks at {:?} have joined: {error}", &self.addrs[1..])),
+            Err(source) => Err(NoRanks::Join { addrs: self.addrs[1..].to_vec(), source }),
         }
     }
 }
@@ -47,13 +48,9 @@ pub(super) fn serve(
     experts: &mut ExpertRank,
     compute: &Compute,
     deadline: Duration,
-) -> Result<(), String> {
+) -> Result<(), RankExit> {
     if !(1..addrs.len()).contains(&rank) {
-        return Err(format!(
-            "{} hosts have ranks 1 to {}, not {rank}",
-            addrs.len(),
-            addrs.len().saturating_sub(1)
-        ));
+        return Err(RankExit::Number { hosts: addrs.len(), rank });
     }
     let listener = listen(addrs, rank)?;
     loop {
@@ -67,13 +64,13 @@ pub(super) fn serve(
         };
         tracing::info!("rank {rank} of {} serves", addrs.len());
         match experts.serve(Box::new(fabric), compute, deadline) {
-            Err(RankError::Model(error)) => return Err(error.to_string()),
+            Err(error @ RankError::Model(_)) => return Err(error.into()),
             Err(RankError::Fabric(error)) => tracing::warn!("{error}"),
             Ok(()) => {}
         }
     }
 }
 
-fn listen(addrs: &[SocketAddr], rank: usize) -> Result<TcpListener, String> {
-    TcpListener::bind(addrs[rank]).map_err(|e| format!("cannot listen on {}: {e}", addrs[rank]))
+fn listen(addrs: &[SocketAddr], rank: usize) -> Result<TcpListener, ListenError> {
+    TcpListener::bind(addrs[rank]).map_err(|source| ListenError { addr: addrs[rank], source })
 }

@@ -3,12 +3,12 @@
 
 use keyway_kernels::cuda::gpu::Gpu;
 
-use super::{OPEN_MAILBOXES, Processes, RankGroup, RankOptions, Ranks, serve_on_gpu};
+use super::{OPEN_MAILBOXES, Processes, RankExit, RankGroup, RankOptions, Ranks, serve_on_gpu};
 use crate::device::DeviceChoice;
 use crate::metrics::ExpertMetrics;
 use crate::model::ExpertParallelOptions;
 use crate::model::{
-    CudaBackend, ExpertGroup, GroupOptions, KvLayout, LoadedModel, ModelSource, Quantize, Store,
+    CudaBackend, ExpertGroup, GroupOptions, KvLayout, LoadedModel, ModelSource, Quantize, RankError, Store,
 };
 
 /// The model that a `config.json` describes, its experts shared by `options.size` processes, which are
@@ -38,11 +38,11 @@ pub fn synthetic_on_gpus(
 }
 
 /// Is a rank of such a group until it fails or rank 0 ends. The error says why it ended.
-pub fn run_synthetic_rank(config: &str, options: &RankOptions) -> Result<(), String> {
+pub fn run_synthetic_rank(config: &str, options: &RankOptions) -> Result<(), RankExit> {
     let (RankGroup::Memory(memory), DeviceChoice::Cuda(number)) = (&options.group, options.device) else {
-        return Err("a rank of GPUs is told of memory and a GPU".to_owned());
+        return Err(RankExit::NoGpu);
     };
-    let store = Store::synthetic(config).map_err(|e| e.to_string())?;
+    let store = Store::synthetic(config).map_err(RankError::Model)?;
     let whole = |ranks, rank| LoadedModel::synthetic_share(config, ranks, rank);
     serve_on_gpu(options, number, memory, (store, &whole))
 }

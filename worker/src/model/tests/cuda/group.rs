@@ -18,7 +18,7 @@ use crate::engine::sequence::GenerationRequest;
 use crate::engine::token_rules::{Penalties, TokenRules};
 use crate::metrics::ExpertMetrics;
 use crate::model::cuda::{CudaRank, RankSettings};
-use crate::model::experts::{ExpertGroup, GroupOptions, Store, Supervisor};
+use crate::model::experts::{ExpertGroup, GroupOptions, NoRanks, Store, Supervisor};
 use crate::parallel::data_parallel;
 
 const LAYOUT: KvLayout = KvLayout { block_size: 16, num_blocks: 64 };
@@ -45,7 +45,7 @@ struct Threads {
 }
 
 impl Supervisor for Threads {
-    fn start(&mut self) -> Result<Box<dyn Fabric>, String> {
+    fn start(&mut self) -> Result<Box<dyn Fabric>, NoRanks> {
         let first = self.starts.fetch_add(1, Ordering::SeqCst) == 0;
         let mut group = Local::group(self.ranks, NOTE_WORDS);
         for (i, fabric) in group.drain(1..).enumerate() {
@@ -67,7 +67,7 @@ impl Supervisor for Threads {
                 drop(CudaRank::serve(device, (store, quantize), Box::new(fabric), OPEN, &by));
             });
         }
-        group.pop().map(|fabric| Box::new(fabric) as _).ok_or_else(|| "no rank".to_owned())
+        Ok(Box::new(group.pop().unwrap()))
     }
 }
 
