@@ -16,8 +16,9 @@ PROGRAMS = "keyway", "keyway-worker", "keyway-loadtest"
 NAMES = "license", "licence", "copying", "copyright", "notice", "unlicense"
 
 
-def resolved(root, programs):
-    """Packages of others that the programs are built from, by what is compiled into them: no tests, no build scripts."""
+def graph(root, programs):
+    """What the programs are built from, by what is compiled into them, no tests, no build scripts: packages as cargo's metadata
+    has them, by their ids, and the ids of what each needs."""
     host = next(line.split()[1] for line in subprocess.run(
         ["rustc", "-vV"], check=True, capture_output=True, text=True).stdout.splitlines() if line.startswith("host: "))
     command = ["cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", host]
@@ -32,7 +33,13 @@ def resolved(root, programs):
             if key not in found:
                 found.add(key)
                 todo.append(key)
-    others = [packages[key] for key in found if packages[key]["source"]]
+    return {key: packages[key] for key in found}, {key: edges[key] for key in found}
+
+
+def resolved(root, programs):
+    """Packages of others among these."""
+    packages, _ = graph(root, programs)
+    others = [package for package in packages.values() if package["source"]]
     return sorted(others, key=lambda package: (package["name"], package["version"]))
 
 

@@ -23,10 +23,15 @@ fn script(python: &Path, name: &str, args: &[&Path]) -> Output {
 
 /// Installs the chart with a file of values; what the server received.
 async fn installed(python: &Path, values: &Path) -> Result<Vec<Value>, String> {
+    installed_from(python, &helm().join("keyway"), values).await
+}
+
+/// Installs a chart, a folder or an archive, with a file of values; what the server received.
+pub(crate) async fn installed_from(python: &Path, chart: &Path, values: &Path) -> Result<Vec<Value>, String> {
     let api = KubeApi::start().await;
-    let (python, values, kubeconfig) = (python.to_owned(), values.to_owned(), api.kubeconfig().to_owned());
+    let [python, chart, values] = [python, chart, values].map(Path::to_owned);
+    let kubeconfig = api.kubeconfig().to_owned();
     let installing = tokio::task::spawn_blocking(move || {
-        let chart = helm().join("keyway");
         script(&python, "chart.py", &[Path::new("install"), &chart, &kubeconfig, &values])
     });
     let output = installing.await.unwrap();

@@ -17,3 +17,4 @@ mod manifests;
 mod notices;
 mod page;
 mod prometheus;
+mod release;
