@@ -1,5 +1,5 @@
 //! What operators rely on: workers that come and go, the numbers that size the fleet, and every file under
-//! `deploy/`, held against the real tools.
+//! `deploy/` and `examples/`, held against the real tools.
 #![allow(
     clippy::expect_used,
     clippy::panic,
@@ -10,6 +10,7 @@
 mod chart;
 mod compose;
 mod discovery;
+mod examples;
 mod external_scaler;
 mod first_worker;
 mod kubernetes;
