@@ -8,6 +8,7 @@ mod owners;
 mod salt;
 mod standing;
 mod steering;
+mod totals;
 mod visit;
 
 use std::{
@@ -29,6 +30,7 @@ pub use self::{
     file::{TenantTable, hex, key_hash},
     salt::{keep_apart, rewritten},
     steering::Steering,
+    totals::TenantTotals,
     visit::{Used, Visit},
 };
 use self::{
@@ -45,6 +47,8 @@ use crate::{
 
 /// Where Anthropic's clients put their key.
 pub(crate) const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+/// The outcome of a request that was let in.
+const ADMITTED: &str = "admitted";
 
 /// The tenants as the file has them, read again when it changes.
 #[derive(Debug)]
@@ -91,6 +95,8 @@ struct Budget {
     in_flight: usize,
     /// Tokens of answers that no share of the waiting room has been charged for yet.
     owed: f64,
+    /// Prompt tokens of its answers so far.
+    prompt_tokens: u64,
     requests: Option<RateLimit>,
     tokens: Option<RateLimit>,
 }
@@ -151,7 +157,7 @@ impl Tenants {
         headers.remove(AUTHORIZATION);
         headers.remove(X_API_KEY);
         let entered = tenant.enter();
-        let outcome = entered.as_ref().map_or_else(Error::code, |()| "admitted");
+        let outcome = entered.as_ref().map_or_else(Error::code, |()| ADMITTED);
         self.counted.with_label_values(&[tenant.name(), outcome]).inc();
         let visit = Visit::new(tenant, entered.is_ok());
         match entered {
@@ -181,6 +187,7 @@ impl Tenants {
                 budget: Mutex::new(Budget {
                     in_flight: 0,
                     owed: 0.0,
+                    prompt_tokens: 0,
                     requests: table.requests_per_minute.map(|limit| RateLimit::per_minute(limit, now)),
                     tokens: table.tokens_per_minute.map(|limit| RateLimit::per_minute(limit, now)),
                 }),

@@ -151,7 +151,7 @@ impl Record {
     pub fn usage(&self, usage: Usage, miss: Option<&'static str>) {
         let mut line = self.line.lock();
         if let Some(visit) = &line.visit {
-            visit.owes(usage.completion_tokens);
+            visit.owes(usage.prompt_tokens, usage.completion_tokens);
         }
         line.usage = usage;
         line.miss = miss;

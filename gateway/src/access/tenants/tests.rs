@@ -328,3 +328,28 @@ fn a_tenant_is_not_in_flight_after_its_requests() {
         drop(visit);
     }
 }
+
+#[test]
+fn totals_are_of_all_who_have_asked() {
+    let text = table("a", "ka", "max_in_flight = 1") + &table("b", "kb", "") + &table("c", "kc", "");
+    let (tenants, file) = load(&text);
+    assert!(tenants.totals().is_empty());
+    let first = tenants.admit(&mut key("ka")).unwrap();
+    assert!(tenants.admit(&mut key("ka")).is_err());
+    let second = tenants.admit(&mut key("kb")).unwrap();
+    first.owes(100, 7);
+    second.owes(20, 0);
+    second.owes(3, 0);
+    let of = |tenant: &str, admitted, refused, prompt_tokens| TenantTotals {
+        tenant: tenant.to_owned(),
+        admitted,
+        refused,
+        prompt_tokens,
+    };
+    assert_eq!(tenants.totals(), [of("a", 1, 1, 100), of("b", 1, 0, 23)]);
+    // Its requests stay counted when it has gone.
+    std::fs::write(file.path(), table("b", "kb", "")).unwrap();
+    *tenants.seen.lock() = None;
+    tenants.look();
+    assert_eq!(tenants.totals(), [of("a", 1, 1, 0), of("b", 1, 0, 23)]);
+}

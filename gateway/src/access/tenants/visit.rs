@@ -68,9 +68,12 @@ impl Visit {
         Share { owner: self.tenant.number, weight, priority, owed, ..Share::default() }
     }
 
-    /// Notes the tokens of an answer, for its tenant's share of the workers.
-    pub fn owes(&self, completion_tokens: u64) {
-        self.tenant.budget.lock().owed += completion_tokens as f64;
+    /// Notes the tokens of an answer: those generated for its tenant's share of the workers, the prompt's for
+    /// operators.
+    pub fn owes(&self, prompt_tokens: u64, completion_tokens: u64) {
+        let mut budget = self.tenant.budget.lock();
+        budget.owed += completion_tokens as f64;
+        budget.prompt_tokens += prompt_tokens;
     }
 
     /// Whether its tenant has a limit of tokens.
