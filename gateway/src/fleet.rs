@@ -211,6 +211,14 @@ impl Worker {
         models
     }
 
+    /// How many models it serves, as far as known.
+    pub fn model_count(&self) -> usize {
+        match self.config.model {
+            Some(_) => 1,
+            None => self.models.read().as_ref().map_or(0, Vec::len),
+        }
+    }
+
     /// What its logits are computed with, where it says so: then it speaks the worker extension.
     pub fn numerics_id(&self) -> Option<Arc<str>> {
         self.models.read().as_ref()?.first()?.numerics_id.clone()
@@ -252,6 +260,11 @@ impl Worker {
     /// What is counted of it, among the gateway's series.
     pub fn series(&self, metrics: &Metrics) -> &WorkerSeries {
         self.series.get_or_init(|| metrics.worker(&self.name))
+    }
+
+    /// How often it was chosen, for whatever reason.
+    pub fn times_chosen(&self) -> u64 {
+        self.series.get().map_or(0, WorkerSeries::picks)
     }
 
     /// Its state, for people.

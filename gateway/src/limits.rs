@@ -301,8 +301,14 @@ pub const HISTORY_STEP: Duration = Duration::from_secs(10);
 /// Samples of an hour.
 pub const MAX_HISTORY_STEPS: usize = 360;
 
-/// Models that each sample tells apart; two megabytes in all at most.
+/// Samples of a minute.
+pub const MINUTE_STEPS: usize = 6;
+
+/// Models that an hour tells apart, and each of its samples: some 12 KB each as JSON.
 pub const MAX_HISTORY_MODELS: usize = 32;
+
+/// Tenants that an hour tells apart, and each of its samples: some 6 KB each as JSON.
+pub const MAX_HISTORY_TENANTS: usize = 32;
 
 /// Largest request that is explained to operators: as large as one that is tokenised.
 pub const MAX_EXPLAIN_BYTES: usize = MAX_TOKENIZE_BYTES;

@@ -50,6 +50,11 @@ impl WorkerSeries {
         self.picks.get(reason as usize, reason.as_str()).inc();
     }
 
+    /// How often it was chosen.
+    pub fn picks(&self) -> u64 {
+        self.picks.handles.iter().filter_map(OnceLock::get).map(IntCounter::get).sum()
+    }
+
     /// Counts a prediction of its cached tokens, and how many too many or too few it named.
     pub fn predicted(&self, came_out: Prediction, over: u64, under: u64) {
         let label = match came_out {

@@ -39,7 +39,7 @@ use crate::{
 
 const INDEX: &str = "Keyway admin\n\n/livez    200 while clients are served\n/readyz   200 once a worker is ready\n\
     /metrics  Prometheus text format\n/workers  the fleet as JSON\n/scale    workers each model needs, term by term\n\
-    /history  the last hour of each model as JSON, a sample each 10 s: requests, TTFT, hits\n\
+    /history  the last hour as JSON, a sample each 10 s: of models, of tenants; which models' requests went where\n\
     /mishaps  requests that did not end well as JSON, by what they have in common\n\
     /load     what this gateway has at each worker, as it changes: lines of JSON, for other gateways\n\
     /explain  POST a request's body (8 MiB at most): where it would go, and why; ?path=/v1/completions if it is no chat\n\
@@ -135,7 +135,11 @@ fn answer(request: &Request, admin: &Admin, answered: Answered) -> Response {
         "/" => page(),
         "/help" => text(StatusCode::OK, "text/plain; charset=utf-8", INDEX),
         "/scale" => json_answer(StatusCode::OK, &admin.scale.rows()),
-        "/history" => json_answer(StatusCode::OK, &admin.history.hour()),
+        // Thousands of numbers: a line for each would be most of it.
+        "/history" => {
+            let hour = serde_json::to_vec(&admin.history.hour()).unwrap_or_default();
+            text(StatusCode::OK, "application/json", hour)
+        }
         "/mishaps" => json_answer(StatusCode::OK, &metrics.mishaps.newest_first()),
         // Where a successor has the socket, who asks asks for both: it is ready.
         "/readyz" if admin.leaving.began() && !admin.leaving.succeeded() => {

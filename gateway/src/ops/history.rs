@@ -1,22 +1,27 @@
-//! The last hour of what people look at first, in memory: for each model requests, those that did not end
-//! well, times to the first token and cache hits, and for all of them requests in flight and waiting.
+//! The last hour of what people look at first, in memory. For each model: requests, those that did not end
+//! well, times to the first token, cache hits. For each tenant: requests, refusals, prompt tokens. For each
+//! worker: the requests that went there. For all of them: requests in flight and waiting.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    sync::Arc,
-};
+mod gains;
+mod traffic;
+
+use std::{collections::VecDeque, sync::Arc};
 
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use crate::{
-    clock,
-    limits::{HISTORY_STEP, MAX_HISTORY_MODELS, MAX_HISTORY_STEPS},
-    metrics::{Metrics, ModelTotals, TTFT_BUCKETS},
+use self::{
+    gains::{LastSums, Row, Sums, rows},
+    traffic::{Choices, Traffic, TrafficRow},
 };
-
-/// Models that are not among the busiest; no model is called so.
-const OTHERS: &str = "(others)";
+use crate::{
+    access::tenants::TenantTotals,
+    clock,
+    edge::live::Live,
+    limits::{HISTORY_STEP, MAX_HISTORY_MODELS, MAX_HISTORY_STEPS, MAX_HISTORY_TENANTS},
+    metrics::{ModelTotals, TTFT_BUCKETS},
+    routing::Router,
+};
 
 /// Samples of an hour.
 #[derive(Debug, Default)]
@@ -24,7 +29,11 @@ pub struct History(Mutex<Past>);
 
 #[derive(Debug, Default)]
 struct Past {
-    totals: BTreeMap<String, ModelTotals>,
+    models: LastSums<ModelTotals>,
+    tenants: LastSums<TenantTotals>,
+    /// Whether there were tenants at the last sample.
+    has_tenants: bool,
+    traffic: Traffic,
     steps: VecDeque<Step>,
 }
 
@@ -35,6 +44,19 @@ struct Step {
     in_flight: i64,
     waiting: i64,
     models: Vec<ModelTotals>,
+    tenants: Vec<TenantTotals>,
+}
+
+/// What a sample is taken of.
+#[derive(Debug, Default)]
+struct Now {
+    at: f64,
+    in_flight: i64,
+    waiting: i64,
+    models: Vec<ModelTotals>,
+    /// Of each tenant; `None`: every client may come in.
+    tenants: Option<Vec<TenantTotals>>,
+    workers: Vec<Choices>,
 }
 
 /// What operators are shown.
@@ -47,6 +69,10 @@ pub struct Hour {
     waiting: Vec<i64>,
     /// All models together first, then each one.
     models: Vec<ModelHour>,
+    /// All tenants together first, then each one; empty where there are none.
+    tenants: Vec<TenantHour>,
+    /// Requests by worker.
+    traffic: Vec<TrafficRow>,
 }
 
 /// One model's hour, a value for each sample; `None` where there was nothing to tell it from.
@@ -60,104 +86,186 @@ struct ModelHour {
     hit_rate: Vec<Option<f64>>,
 }
 
+/// One tenant's hour, a value for each sample.
+#[derive(Debug, Default, Serialize)]
+struct TenantHour {
+    tenant: String,
+    /// Requests that were let in.
+    requests: Vec<u64>,
+    /// Those over one of its limits.
+    refused: Vec<u64>,
+    prompt_tokens: Vec<u64>,
+}
+
 impl History {
     /// Takes samples for ever.
-    pub async fn keep(self: Arc<Self>, metrics: Arc<Metrics>) {
+    pub async fn keep(self: Arc<Self>, router: Arc<Router>, live: Live) {
         loop {
             clock::sleep(HISTORY_STEP).await;
-            let (in_flight, waiting) = (metrics.in_flight.get(), metrics.holding.get());
-            self.sample(metrics.model_totals(), (in_flight, waiting), clock::unix_seconds());
+            self.sample(Now::of(&router, &live));
         }
     }
 
-    fn sample(&self, totals: Vec<ModelTotals>, (in_flight, waiting): (i64, i64), at: f64) {
+    fn sample(&self, now: Now) {
         let mut past = self.0.lock();
-        let mut models = Vec::new();
-        for total in totals {
-            let before = past.totals.insert(total.model.clone(), total.clone()).unwrap_or_default();
-            let gained = minus(&total, &before);
-            if gained.ended > 0 {
-                models.push(gained);
-            }
-        }
-        models.sort_by_key(|gained| std::cmp::Reverse(gained.ended));
-        if models.len() > MAX_HISTORY_MODELS {
-            let rest = models.split_off(MAX_HISTORY_MODELS - 1);
-            models
-                .push(rest.iter().fold(ModelTotals { model: OTHERS.to_owned(), ..Default::default() }, plus));
-        }
+        past.has_tenants = now.tenants.is_some();
+        let step = Step {
+            at: now.at,
+            in_flight: now.in_flight,
+            waiting: now.waiting,
+            models: past.models.gained(now.models, MAX_HISTORY_MODELS),
+            tenants: past.tenants.gained(now.tenants.unwrap_or_default(), MAX_HISTORY_TENANTS),
+        };
+        past.traffic.sample(now.workers);
         if past.steps.len() >= MAX_HISTORY_STEPS {
             past.steps.pop_front();
         }
-        past.steps.push_back(Step { at, in_flight, waiting, models });
+        past.steps.push_back(step);
     }
 
     /// What is kept.
     pub fn hour(&self) -> Hour {
         let past = self.0.lock();
         let steps = &past.steps;
-        let mut named: BTreeMap<&str, ModelHour> = BTreeMap::new();
-        let mut all = ModelHour { model: "all".to_owned(), ..ModelHour::default() };
-        for (at, step) in steps.iter().enumerate() {
-            all.push(&step.models.iter().fold(ModelTotals::default(), plus));
-            for gained in &step.models {
-                let model = named.entry(&gained.model).or_default();
-                model.model.clone_from(&gained.model);
-                model.fill(at);
-                model.push(gained);
-            }
-        }
-        for model in named.values_mut() {
-            model.fill(steps.len());
-        }
+        let models: Vec<&[ModelTotals]> = steps.iter().map(|step| &*step.models).collect();
+        let tenants: Vec<&[TenantTotals]> = steps.iter().map(|step| &*step.tenants).collect();
         Hour {
             step_seconds: HISTORY_STEP.as_secs(),
             at: steps.iter().map(|step| step.at).collect(),
             in_flight: steps.iter().map(|step| step.in_flight).collect(),
             waiting: steps.iter().map(|step| step.waiting).collect(),
-            models: std::iter::once(all).chain(named.into_values()).collect(),
+            models: rows(&models, MAX_HISTORY_MODELS),
+            tenants: if past.has_tenants { rows(&tenants, MAX_HISTORY_TENANTS) } else { Vec::new() },
+            traffic: past.traffic.rows(),
         }
     }
 }
 
-impl ModelHour {
-    /// Nothing happened until this sample.
-    fn fill(&mut self, until: usize) {
-        while self.requests.len() < until {
-            self.push(&ModelTotals::default());
+impl Now {
+    fn of(router: &Router, live: &Live) -> Self {
+        let metrics = router.metrics();
+        Self {
+            at: clock::unix_seconds(),
+            in_flight: metrics.in_flight.get(),
+            waiting: metrics.holding.get(),
+            models: metrics.model_totals(),
+            tenants: live.now().tenants.as_ref().map(|tenants| tenants.totals()),
+            workers: router.fleet().all().iter().map(|worker| Choices::of(worker)).collect(),
         }
+    }
+}
+
+impl Row for ModelHour {
+    type Of = ModelTotals;
+
+    fn of(name: &str) -> Self {
+        Self { model: name.to_owned(), ..Self::default() }
+    }
+
+    fn len(&self) -> usize {
+        self.requests.len()
     }
 
     fn push(&mut self, gained: &ModelTotals) {
         let rate = |part: u64, whole: u64| (whole > 0).then(|| part as f64 / whole as f64);
         self.requests.push(gained.ended);
         self.failed.push(gained.failed);
-        self.ttft_p50_s.push(quantile(&gained.ttft, 0.5));
-        self.ttft_p90_s.push(quantile(&gained.ttft, 0.9));
-        self.hit_rate.push(rate(gained.cached_tokens, gained.prompt_tokens));
+        self.ttft_p50_s.push(quantile(&gained.ttft, 0.5).map(rounded));
+        self.ttft_p90_s.push(quantile(&gained.ttft, 0.9).map(rounded));
+        self.hit_rate.push(rate(gained.cached_tokens, gained.prompt_tokens).map(rounded));
     }
 }
 
-fn plus(a: ModelTotals, b: &ModelTotals) -> ModelTotals {
-    ModelTotals {
-        ended: a.ended + b.ended,
-        failed: a.failed + b.failed,
-        ttft: std::array::from_fn(|at| a.ttft[at] + b.ttft[at]),
-        prompt_tokens: a.prompt_tokens + b.prompt_tokens,
-        cached_tokens: a.cached_tokens + b.cached_tokens,
-        ..a
+impl Row for TenantHour {
+    type Of = TenantTotals;
+
+    fn of(name: &str) -> Self {
+        Self { tenant: name.to_owned(), ..Self::default() }
+    }
+
+    fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    fn push(&mut self, gained: &TenantTotals) {
+        self.requests.push(gained.admitted);
+        self.refused.push(gained.refused);
+        self.prompt_tokens.push(gained.prompt_tokens);
     }
 }
 
-fn minus(a: &ModelTotals, b: &ModelTotals) -> ModelTotals {
-    ModelTotals {
-        model: a.model.clone(),
-        ended: a.ended.saturating_sub(b.ended),
-        failed: a.failed.saturating_sub(b.failed),
-        ttft: std::array::from_fn(|at| a.ttft[at].saturating_sub(b.ttft[at])),
-        prompt_tokens: a.prompt_tokens.saturating_sub(b.prompt_tokens),
-        cached_tokens: a.cached_tokens.saturating_sub(b.cached_tokens),
+impl Sums for ModelTotals {
+    fn name(&self) -> &str {
+        &self.model
     }
+
+    fn named(self, name: &str) -> Self {
+        Self { model: name.to_owned(), ..self }
+    }
+
+    fn moved(&self) -> (u64, u64) {
+        (self.ended, self.prompt_tokens + self.ttft.iter().sum::<u64>())
+    }
+
+    fn plus(self, more: &Self) -> Self {
+        Self {
+            ended: self.ended + more.ended,
+            failed: self.failed + more.failed,
+            ttft: std::array::from_fn(|at| self.ttft[at] + more.ttft[at]),
+            prompt_tokens: self.prompt_tokens + more.prompt_tokens,
+            cached_tokens: self.cached_tokens + more.cached_tokens,
+            ..self
+        }
+    }
+
+    fn since(&self, before: &Self) -> Self {
+        Self {
+            model: self.model.clone(),
+            ended: self.ended.saturating_sub(before.ended),
+            failed: self.failed.saturating_sub(before.failed),
+            ttft: std::array::from_fn(|at| self.ttft[at].saturating_sub(before.ttft[at])),
+            prompt_tokens: self.prompt_tokens.saturating_sub(before.prompt_tokens),
+            cached_tokens: self.cached_tokens.saturating_sub(before.cached_tokens),
+        }
+    }
+}
+
+impl Sums for TenantTotals {
+    fn name(&self) -> &str {
+        &self.tenant
+    }
+
+    fn named(self, name: &str) -> Self {
+        Self { tenant: name.to_owned(), ..self }
+    }
+
+    fn moved(&self) -> (u64, u64) {
+        (self.admitted + self.refused, self.prompt_tokens)
+    }
+
+    fn plus(self, more: &Self) -> Self {
+        Self {
+            admitted: self.admitted + more.admitted,
+            refused: self.refused + more.refused,
+            prompt_tokens: self.prompt_tokens + more.prompt_tokens,
+            ..self
+        }
+    }
+
+    fn since(&self, before: &Self) -> Self {
+        Self {
+            tenant: self.tenant.clone(),
+            admitted: self.admitted.saturating_sub(before.admitted),
+            refused: self.refused.saturating_sub(before.refused),
+            // A tenant with other limits counts its tokens anew.
+            prompt_tokens: self.prompt_tokens.checked_sub(before.prompt_tokens).unwrap_or(self.prompt_tokens),
+        }
+    }
+}
+
+/// To the tenth of a millisecond, or of a per mille: more digits tell people nothing.
+fn rounded(value: f64) -> f64 {
+    (value * 1e4).round() / 1e4
 }
 
 /// By linear interpolation within a bucket, as PromQL's `histogram_quantile` does it; above the last edge
@@ -175,58 +283,4 @@ fn quantile(counts: &[u64], share: f64) -> Option<f64> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn totals(model: &str, ended: u64) -> ModelTotals {
-        let mut ttft = [0; TTFT_BUCKETS.len() + 1];
-        ttft[3] = ended;
-        let (failed, prompt_tokens, cached_tokens) = (ended / 10, 100 * ended, 25 * ended);
-        ModelTotals { model: model.to_owned(), ended, failed, ttft, prompt_tokens, cached_tokens }
-    }
-
-    #[test]
-    fn each_sample_has_what_was_gained_and_models_come_late() {
-        let history = History::default();
-        history.sample(vec![totals("a", 10)], (1, 0), 100.0);
-        history.sample(vec![totals("a", 10), totals("b", 20)], (2, 1), 110.0);
-        history.sample(vec![totals("a", 30), totals("b", 20)], (0, 0), 120.0);
-        let hour = history.hour();
-        assert_eq!(
-            (hour.at, hour.in_flight, hour.waiting),
-            (vec![100.0, 110.0, 120.0], vec![1, 2, 0], vec![0, 1, 0])
-        );
-        let requests: Vec<_> = hour.models.iter().map(|model| (&*model.model, &*model.requests)).collect();
-        let want: [(&str, &[u64]); 3] = [("all", &[10, 20, 20]), ("a", &[10, 0, 20]), ("b", &[0, 20, 0])];
-        assert_eq!(requests, want);
-        assert_eq!(
-            (&*hour.models[0].failed, &*hour.models[1].hit_rate),
-            (&[1, 2, 2][..], &[Some(0.25), None, Some(0.25)][..])
-        );
-        // Between 25 and 50 ms.
-        assert!((hour.models[0].ttft_p50_s[0].unwrap() - 0.0375).abs() < 1e-9);
-    }
-
-    #[test]
-    fn an_hour_is_kept_and_of_very_many_models_the_busiest() {
-        let history = History::default();
-        for step in 0..MAX_HISTORY_STEPS as u64 + 5 {
-            let models = (0..40).map(|model| totals(&format!("m{model:02}"), (step + 1) * (model + 1)));
-            history.sample(models.collect(), (0, 0), step as f64);
-        }
-        let hour = history.hour();
-        assert_eq!((hour.at.len(), hour.at[0]), (MAX_HISTORY_STEPS, 5.0));
-        assert_eq!(hour.models.len(), 1 + MAX_HISTORY_MODELS);
-        let others = hour.models.iter().find(|model| model.model == OTHERS).unwrap();
-        // Nine models of 1 to 9 requests a step.
-        assert_eq!((others.requests[7], hour.models[0].requests[7]), (45, (1..=40).sum()));
-    }
-
-    #[test]
-    fn a_quantile_above_the_last_edge_is_that_edge_and_of_nothing_none() {
-        let mut counts = [0; TTFT_BUCKETS.len() + 1];
-        assert_eq!(quantile(&counts, 0.5), None);
-        counts[TTFT_BUCKETS.len()] = 3;
-        assert_eq!(quantile(&counts, 0.5), Some(300.0));
-    }
-}
+mod tests;

@@ -76,10 +76,7 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
     let scale = Autoscale::new(config.scale.clone(), Arc::clone(&metrics));
     let traces = traces(config, &upstream, &metrics);
     let history = Arc::new(History::default());
-    let mut background = vec![
-        tokio::spawn(Arc::clone(&scale).watch(Arc::clone(&router))),
-        tokio::spawn(Arc::clone(&history).keep(Arc::clone(&metrics))),
-    ];
+    let mut background = vec![tokio::spawn(Arc::clone(&scale).watch(Arc::clone(&router)))];
 
     let admission =
         Admission::new(config.limits.max_in_flight, metrics.arriving.clone(), metrics.in_flight.clone());
@@ -95,6 +92,7 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
         admin_allow: config.discovery.admin_allow.clone(),
     });
     background.push(tokio::spawn(follow_tenants(live.clone())));
+    background.push(tokio::spawn(Arc::clone(&history).keep(Arc::clone(&router), live.clone())));
     let peers = Arc::new(Peers::new(&router, &upstream, live.admin_token()));
     peers.follow(config.peers.as_ref());
     let parts = Parts {
