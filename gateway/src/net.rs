@@ -40,9 +40,15 @@ use crate::{
 
 /// Binds a listener; the error names the address.
 pub async fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
-    TcpListener::bind(addr)
-        .await
-        .map_err(|error| io::Error::new(error.kind(), format!("cannot listen on {addr}: {error}")))
+    TcpListener::bind(addr).await.map_err(|error| {
+        let hint = match error.kind() {
+            io::ErrorKind::AddrInUse => {
+                ": another program has this port; choose one by --listen or --admin-listen"
+            }
+            _ => "",
+        };
+        io::Error::new(error.kind(), format!("cannot listen on {addr}: {error}{hint}"))
+    })
 }
 
 /// Takes a socket that listens already.

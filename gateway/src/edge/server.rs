@@ -71,7 +71,12 @@ pub async fn serve(server: Server, stack: impl Stack, shutdown: impl Future<Outp
         () = end_idle(&server) => {}
     }
     drop(server.listener);
-    tracing::info!(connections = clients.count(), "draining");
+    let within_s = server.intake.drain_timeout().as_secs();
+    tracing::info!(
+        connections = clients.count(),
+        within_s,
+        "draining: open requests may end; a second signal ends at once"
+    );
     let emptied = async || {
         while clients.count() > 0 {
             clock::sleep(DRAIN_LOOK).await;

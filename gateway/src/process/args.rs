@@ -19,7 +19,7 @@ Examples:
   keyway --config keyway.toml --listen 0.0.0.0:8080
   keyway --worker 'http://10.0.0.7:8000;kv-events=tcp://10.0.0.7:5557;kv-replay=tcp://10.0.0.7:5558' \\
          --tokenizer Qwen/Qwen3-0.6B=/models/qwen3   route by what the worker says it holds, token by token
-  keyway config check --config keyway.toml
+  keyway config check --probe --config keyway.toml    is it valid, and does each worker answer?
 
 Point any OpenAI-compatible client at the listening address; every path under /v1/ is passed on.
 
@@ -65,9 +65,20 @@ pub enum Command {
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
     /// Check the configuration and print, as TOML, what would be in force and is not the default.
-    Check(Box<ServeArgs>),
+    Check(Box<CheckArgs>),
     /// Print the file's JSON Schema, for editors.
     Schema,
+}
+
+/// `keyway config check …`
+#[derive(Debug, Clone, Default, Args)]
+pub struct CheckArgs {
+    /// Also ask each listed worker once whether it can be used; the exit code is 1 where one cannot
+    #[arg(long)]
+    pub probe: bool,
+    /// What would be in force.
+    #[command(flatten)]
+    pub serve: ServeArgs,
 }
 
 /// Flags of `serve`, each also an environment variable and a key of the file.

@@ -1,14 +1,26 @@
 //! What the binary does besides serving: prints what it would serve by, its schema, a new key.
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    time::Duration,
+};
 
 use clap::CommandFactory;
+use futures_util::future::join_all;
 use schemars::schema_for;
+use tokio::runtime::Builder;
 
-use super::args::{Cli, Command, ConfigCommand, ServeArgs};
+use super::args::{CheckArgs, Cli, Command, ConfigCommand, ServeArgs};
 use crate::{
     access::tenants::{hex, key_hash},
-    config::File,
+    clock::Clock,
+    config::{Config, File},
+    fleet::{Fleet, ejection::Ejections},
+    machine::descriptors::Shortages,
+    metrics::Metrics,
+    net::Connector,
+    upstream::Upstream,
+    watch::probe,
 };
 
 /// What stands above what `config check` prints.
@@ -69,11 +81,45 @@ fn new_key(name: Option<&str>) -> Outcome {
     Ok(())
 }
 
-fn check(args: ServeArgs) -> Outcome {
-    let file = args.merged()?;
-    ServeArgs::validated(file.clone())?;
+fn check(CheckArgs { probe, serve }: CheckArgs) -> Outcome {
+    let file = serve.merged()?;
+    let config = ServeArgs::validated(file.clone())?;
     let shown = file.shown()?;
     let hidden =
         if shown.contains(HIDDEN) { "# Users and passwords in URLs are left out (…).\n" } else { "" };
-    print(format!("{VALID}\n{hidden}{shown}").as_bytes())
+    print(format!("{VALID}\n{hidden}{shown}").as_bytes())?;
+    if probe { asked(&config) } else { Ok(()) }
+}
+
+/// Asks each listed worker once, and says on stderr what it found; an error where one cannot be used.
+fn asked(config: &Config) -> Outcome {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let metrics = Metrics::new()?;
+    let shortages = Shortages::new(metrics.lifecycle.shortages.clone());
+    let upstream = Upstream::new(Connector::new(config.timeouts.connect), shortages);
+    let found = runtime.block_on(async {
+        let fleet = Fleet::new(&config.workers, Duration::ZERO, &Ejections::new(Clock::start(), None));
+        let workers = fleet.all();
+        let asked = workers.iter().map(|worker| probe::once(worker, &upstream, &metrics));
+        let found = join_all(asked).await;
+        workers.iter().cloned().zip(found).collect::<Vec<_>>()
+    });
+    let mut unusable = 0;
+    for (worker, found) in &found {
+        if let Err(fault) = found {
+            unusable += 1;
+            eprintln!("{}: {fault} ({})", worker.name, fault.url);
+        } else {
+            let models: Vec<String> = worker.models().into_iter().map(|model| model.id).collect();
+            eprintln!("{}: serves {}", worker.name, models.join(", "));
+        }
+    }
+    if found.is_empty() {
+        eprintln!("no worker is listed; those of discovery are not asked");
+    }
+    if unusable > 0 {
+        Err(format!("{unusable} of {} workers cannot be used", found.len()).into())
+    } else {
+        Ok(())
+    }
 }

@@ -224,6 +224,18 @@ impl Watch {
     }
 }
 
+/// Asks a worker once which models it serves, and notes them.
+///
+/// # Errors
+/// What is wrong with it, if anything is.
+pub async fn once(worker: &Worker, upstream: &Upstream, metrics: &Metrics) -> Result<(), Fault> {
+    Looking::default().look(worker).await?;
+    match ask::probe(worker, upstream, metrics).await {
+        Found::Up(None) => Ok(()),
+        Found::Up(Some(fault)) | Found::Down(fault) | Found::NotAsked(fault) => Err(fault),
+    }
+}
+
 /// Waits until a worker is ready, at most `patience`.
 pub async fn first_ready(router: &Router, patience: Duration) -> bool {
     let deadline = router.now() + patience;
