@@ -161,6 +161,7 @@ def large(browser):
         " const began = performance.now(); showWorkers(JSON.parse(texts[1]), parse(texts[0])); hour = { ...JSON.parse(texts[2]), read: Date.now() / 1000 }; showHour(); showTraffic(); return performance.now() - began; }"
     took = sorted(page.evaluate(draw) for _ in range(5))
     print(f"1000 workers and 50 models are read and drawn in {took[2]:.0f} ms, the median of five")
+    assert took[0] < 100, took
     page.close()
 
 
