@@ -89,7 +89,7 @@ if [ -z "$bin_dir" ]; then
     say "building the programs ..."
     # No path of this machine goes into them.
     export RUSTFLAGS="${RUSTFLAGS:-} --remap-path-prefix=$root=keyway --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo"
-    cargo build --profile dist --locked --target-dir "$target" $(printf -- '-p %s ' "${programs[@]}") >&2
+    cargo build --profile dist --locked --target-dir "$target" "${programs[@]/#/--package=}" >&2
     bin_dir=$target/dist
 fi
 for program in "${programs[@]}"; do

@@ -55,7 +55,6 @@ fi
 (cd "$packages" && sha256sum --quiet -c SHA256SUMS) || fail "SHA256SUMS"
 wheel=("$packages"/*.whl)
 debs=("$packages"/*.deb)
-tarball=("$packages"/*-linux-gnu.tar.gz)
 bill=("$packages"/*.cdx.json)
 
 echo "--- papers"
