@@ -10,7 +10,7 @@ use std::{
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use self::figures::Figures;
+use self::figures::{BoundTimes, Figures};
 use crate::{
     args::merge::MergeArgs,
     compare,
@@ -92,7 +92,7 @@ fn merged(paths: &[PathBuf], reports: &[Report]) -> Result<Report, Error> {
         calibration: first.calibration,
         requests,
         errors: figures::errors(reports),
-        goodput: figures::goodput(reports, requests.failed, (response, ttst, tpot)),
+        goodput: figures::goodput(reports, requests.failed, &BoundTimes { response, ttst, tpot }),
         response,
         service,
         ttst,

@@ -141,9 +141,7 @@ pub async fn measure(
     let mut scrapers = Scrapers::new(&args.output.scrape, args.output.scrape_interval).await?;
     let (stop, stopped) = watch::channel(false);
     let (records, received) = mpsc::unbounded_channel();
-    let clock = Clock { zero: Instant::now() + Duration::from_millis(limits::LEAD_MS) };
-    let zero = SystemTime::now() + Duration::from_millis(limits::LEAD_MS);
-    let started_unix_ms = zero.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+    let (clock, started_unix_ms) = zero();
     let path = args.server.endpoint().path();
     let session = Session {
         server,
@@ -196,6 +194,13 @@ pub async fn measure(
         return Err(Error::Interrupted);
     }
     Ok(Measured { report, text, slo: sent.tally.slo, gave_up: sent.gave_up })
+}
+
+/// The schedule's zero, and when that is, in milliseconds since 1970.
+fn zero() -> (Clock, u64) {
+    let lead = Duration::from_millis(limits::LEAD_MS);
+    let since_1970 = (SystemTime::now() + lead).duration_since(UNIX_EPOCH);
+    (Clock { zero: Instant::now() + lead }, since_1970.map_or(0, |since| since.as_millis() as u64))
 }
 
 /// The words of this run's prompts, and the workload in them.

@@ -190,7 +190,9 @@ mod tests {
             let (mut exact, mut coarse, mut summaries) = (Samples::default(), Samples::default(), Vec::new());
             for part in &parts {
                 let mut samples = Samples::default();
-                part.iter().for_each(|&us| samples.add_us(us));
+                for &us in part {
+                    samples.add_us(us);
+                }
                 exact.merge(&samples);
                 coarse.merge(&Samples::of_hdr(&samples.hdr()).unwrap());
                 summaries.push(samples.summary().unwrap());

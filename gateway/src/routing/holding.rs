@@ -185,8 +185,7 @@ impl Router {
         let entered = self.now();
         let (index_owner, streams) = (request.index_owner, request.stream);
         let model = self.decision_log.as_ref().and_then(|_| request.model.clone());
-        let mut held =
-            Held { setting, index_owner, streams, model, tried: Vec::new(), entered, begin: None };
+        let mut held = Held { setting, index_owner, streams, model, tried: Vec::new(), entered, begin: None };
         self.index.finish_lingering(entered);
         room.admit(entered, &share).map_err(|retry_after| Error::TooBusy { retry_after })?;
         if self.tell_of_the_fleet(&mut room) != known_fleet {

@@ -261,7 +261,9 @@ impl Members {
     pub fn drain(self: &Arc<Self>, name: &str) -> bool {
         let called = self.workers().into_iter().filter(|worker| is_called(worker, name));
         let found: Vec<_> = called.filter(|worker| worker.state() != State::Draining).collect();
-        found.iter().for_each(|worker| self.leave(worker, true));
+        for worker in &found {
+            self.leave(worker, true);
+        }
         !found.is_empty()
     }
 

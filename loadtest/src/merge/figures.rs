@@ -126,13 +126,16 @@ pub(super) fn scraped(reports: &[Report]) -> Vec<Scraped> {
     all
 }
 
-/// Who kept the objective, where all had the same. `times` are the response's, to the second event, and per
-/// token.
-pub(super) fn goodput(
-    reports: &[Report],
-    failed: u64,
-    times: (ViewReport, Option<Summary>, Option<Summary>),
-) -> Option<Goodput> {
+/// Times that an objective may bound.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct BoundTimes {
+    pub response: ViewReport,
+    pub ttst: Option<Summary>,
+    pub tpot: Option<Summary>,
+}
+
+/// Who kept the objective, where all had the same.
+pub(super) fn goodput(reports: &[Report], failed: u64, times: &BoundTimes) -> Option<Goodput> {
     let each: Vec<&Goodput> = reports.iter().map(|report| report.goodput.as_ref()).collect::<Option<_>>()?;
     let first = each.first()?;
     if each.iter().any(|goodput| goodput.slo != first.slo) {
@@ -160,21 +163,16 @@ pub(super) fn goodput(
 }
 
 /// Whether the runs together keep a bound that is set on a run.
-fn holds(
-    bound: Bound,
-    share: f64,
-    failed: u64,
-    (response, ttst, tpot): (ViewReport, Option<Summary>, Option<Summary>),
-) -> Option<bool> {
+fn holds(bound: Bound, share: f64, failed: u64, times: &BoundTimes) -> Option<bool> {
     if bound.figure != Figure::Mean {
         // A share that was added up may miss a whole by the last digit.
         return bound.share().map(|least| share >= least - 1e-12);
     }
     let summary = match bound.metric {
-        Metric::Ttft => response.ttft,
-        Metric::Ttst => ttst,
-        Metric::Tpot => tpot,
-        Metric::E2e => response.e2e,
+        Metric::Ttft => times.response.ttft,
+        Metric::Ttst => times.ttst,
+        Metric::Tpot => times.tpot,
+        Metric::E2e => times.response.e2e,
     };
     Some(failed == 0 && summary.is_none_or(|summary| summary.mean < bound.below.as_secs_f64() * 1e3))
 }

@@ -28,7 +28,9 @@ fn records(rows: std::ops::Range<u64>) -> Vec<Record> {
 
 fn report(records: &[Record], started_unix_ms: u64, elapsed_s: f64) -> Report {
     let mut tally = Tally::new(Some("ttft<60ms,e2e.p99<1s,ttft.mean<50ms".parse().unwrap()));
-    records.iter().for_each(|record| tally.add(record));
+    for record in records {
+        tally.add(record);
+    }
     let sent = records.len() as u64;
     let workload = SentWorkload {
         fingerprint: "f".into(),

@@ -159,7 +159,8 @@ async fn ready(gateway: &Gateway) -> Vec<String> {
 #[tokio::test]
 async fn engines_that_no_operator_counted_are_workers_of_their_own() {
     let worker = FakeWorker::with_models(&[BASE]).await;
-    let line = |engine: u32| format!("vllm:num_requests_running{{engine=\"{engine}\",model_name=\"{BASE}\"}} 0.0\n");
+    let line =
+        |engine: u32| format!("vllm:num_requests_running{{engine=\"{engine}\",model_name=\"{BASE}\"}} 0.0\n");
     worker.set_metrics(&[line(0), line(1)].concat());
     let gateway = gateway(&format!("url = \"http://{}\"", worker.addr())).await;
     let address = worker.addr().to_string();
