@@ -36,16 +36,16 @@ const MAX_TOKENS: &str = "sglang:max_total_num_tokens";
 /// Labels for the data-parallel rank that a line is of: vLLM, SGLang.
 const RANK: [&str; 2] = ["engine", "dp_rank"];
 
-/// A gauge that vLLM has once for each of its data-parallel engines behind an address.
-const OF_EACH_ENGINE: &str = "vllm:num_requests_running";
+/// What vLLM has a line of for each of its data-parallel engines behind an address; the last of them only once
+/// it has had a request, where several API servers share a page.
+const OF_EACH_ENGINE: [&str; 3] =
+    ["vllm:cache_config_info", "vllm:engine_sleep_state", "vllm:num_requests_running"];
 
 /// The data-parallel ranks whose figures a page of vLLM's has, in ascending order; empty where it names none.
 pub fn ranks(page: &str) -> Vec<u32> {
-    let lines = page
-        .lines()
-        .filter_map(|line| line.strip_prefix(OF_EACH_ENGINE))
-        .filter(|rest| rest.starts_with('{'));
-    let ranks: BTreeSet<u32> = lines.filter_map(|labels| label(labels, RANK[0])?.parse().ok()).collect();
+    let cut = page.lines().filter_map(|line| Some(line.split_at(line.find('{')?)));
+    let own = cut.filter(|(name, _)| OF_EACH_ENGINE.contains(name));
+    let ranks: BTreeSet<u32> = own.filter_map(|(_, labels)| label(labels, RANK[0])?.parse().ok()).collect();
     ranks.into_iter().collect()
 }
 
@@ -221,6 +221,10 @@ mod tests {
         let node = page(&[2, 3]);
         assert_eq!((ranks(&node).len(), rank_on(&node, 0), rank_on(&node, 1)), (2, 2, 3));
         assert_eq!((rank_on(&page(&[0, 1]), 1), rank_on("", 1)), (1, 1));
+        // vLLM 0.32 with two API servers, before the first request.
+        let idle = "vllm:engine_sleep_state{engine=\"0\",model_name=\"m\",sleep_state=\"awake\"} 1.0\n\
+                    vllm:engine_sleep_state{engine=\"1\",model_name=\"m\",sleep_state=\"awake\"} 1.0\n";
+        assert_eq!(ranks(idle), [0, 1]);
         for none in ["", "vllm:num_requests_running 3", "# vllm:num_requests_running{engine=\"0\"}"] {
             assert!(ranks(none).is_empty(), "{none}");
         }

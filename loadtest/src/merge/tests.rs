@@ -35,7 +35,7 @@ fn report(records: &[Record], started_unix_ms: u64, elapsed_s: f64) -> Report {
     let workload = SentWorkload {
         fingerprint: "f".into(),
         requests: sent,
-        body_hash: format!("{sent:016x}"),
+        body_hash: format!("{:016x}", sent + records[0].intended_ns),
         ..SentWorkload::default()
     };
     let facts = Facts {
