@@ -1,5 +1,5 @@
-//! The files of a run: `run.json`, and `requests.jsonl` or `requests.csv`. Opened before the run, so that a mistake costs no
-//! measurement.
+//! The files of a run: `run.json`, and `requests.jsonl` or `requests.csv`. Opened before the run, so that a
+//! mistake costs no measurement.
 
 use std::{
     fs::{self, File},

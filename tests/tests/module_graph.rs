@@ -87,6 +87,7 @@ const LOADTEST: House = House {
         "check",
         "trace_commands",
         "simulate",
+        "merge",
         "export",
         "compare",
         "draw",

@@ -36,8 +36,8 @@ const MAX_TOKENS: &str = "sglang:max_total_num_tokens";
 /// Labels for the data-parallel rank that a line is of: vLLM, SGLang.
 const RANK: [&str; 2] = ["engine", "dp_rank"];
 
-/// What vLLM has a line of for each of its data-parallel engines behind an address; the last of them only once
-/// it has had a request, where several API servers share a page.
+/// What vLLM has a line of for each of its data-parallel engines behind an address; the last of them only
+/// once it has had a request, where several API servers share a page.
 const OF_EACH_ENGINE: [&str; 3] =
     ["vllm:cache_config_info", "vllm:engine_sleep_state", "vllm:num_requests_running"];
 

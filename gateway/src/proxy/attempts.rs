@@ -315,8 +315,8 @@ impl<'a> Attempts<'a> {
     }
 }
 
-/// Sends the client's own request once more where a worker has refused one that asked for a stream's usage: if
-/// it serves this, the question was what it refused, and streams of this kind ask it no more.
+/// Sends the client's own request once more where a worker has refused one that asked for a stream's usage.
+/// If it serves this, the question was what it refused, and streams of this kind ask it no more.
 async fn unasked(
     dispatch: &Dispatch,
     request: Outgoing<'_>,

@@ -319,7 +319,8 @@ pub struct OutputArgs {
     #[arg(short = 'o', long = "output", value_name = "DIR", aliases = ["result-dir", "artifact-dir"],
           value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
-    /// Also write DIR/requests.jsonl, or with `=csv` DIR/requests.csv: one line a request, in the order they end
+    /// Also write DIR/requests.jsonl, or with `=csv` DIR/requests.csv: one line a request, in the order they
+    /// end
     #[arg(long, alias = "save-detailed", requires = "dir", value_enum, value_name = "FORMAT",
           num_args = 0..=1, require_equals = true, default_missing_value = "jsonl")]
     pub records: Option<RecordFormat>,

@@ -1,3 +1,5 @@
+//! Runs that are merged, beside the one run that they are parts of.
+
 use super::*;
 use crate::{
     client::{
