@@ -401,7 +401,8 @@ def main():
                 programs.stop()
         wrong += not holds
         if args.table:
-            print(f"| {name} | `{command}` | {said.replace('|', chr(92) + '|')} | {'yes' if holds else '**no**'} |", flush=True)
+            escaped = lambda text: text.replace("|", chr(92) + "|")
+            print(f"| {name} | `{escaped(command)}` | {escaped(said)} | {'yes' if holds else '**no**'} |", flush=True)
         else:
             print(f"{'ok ' if holds else 'NOT'} {name}\n      $ {command}\n      {said}", flush=True)
     sys.exit(1 if wrong else 0)

@@ -37,6 +37,28 @@ fn good_files_pass() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_are_asked_where_that_is_wanted() {
+    let worker = FakeWorker::with_models(&["m"]).await;
+    let good = format!("http://{}", worker.addr());
+    let probed = |workers: &[&str]| {
+        let named = workers.iter().flat_map(|url| ["--worker", *url]);
+        let args: Vec<&str> = ["config", "check", "--probe"].into_iter().chain(named).collect();
+        let output = keyway(&args);
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert_eq!(probed(&[&good]), (Some(0), format!("{}: serves m\n", worker.addr())));
+    let (code, said) = probed(&[&good, "http://127.0.0.1:1"]);
+    assert_eq!(code, Some(1), "{said}");
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines[0], format!("{}: serves m", worker.addr()));
+    assert!(
+        lines[1].starts_with("127.0.0.1:1: nobody listens") && lines[1].contains("http://127.0.0.1:1"),
+        "{said}"
+    );
+    assert_eq!(lines[2], "keyway: 1 of 2 workers cannot be used");
+}
+
 #[test]
 fn bad_files_are_refused_by_one_line_that_names_the_fault() {
     for (toml, names) in [
