@@ -122,8 +122,12 @@ impl Members {
         }
         let mut all = Vec::with_capacity(list.len());
         for listed in list {
-            let split = splits.get_mut(&listed.config.address()).filter(|_| listed.config.finds_ranks);
-            let Some(split) = split else {
+            let address = listed.config.address();
+            if !listed.config.finds_ranks {
+                // An operator says it now.
+                splits.remove(&address);
+            }
+            let Some(split) = splits.get_mut(&address) else {
                 all.push(listed.clone());
                 continue;
             };

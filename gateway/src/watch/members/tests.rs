@@ -104,6 +104,26 @@ async fn what_is_known_of_an_address_goes_with_its_last_engine() {
     members.stop();
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_operator_may_say_that_engines_are_one_worker() {
+    let members = members();
+    let table = |size| WorkerTable { data_parallel_size: size, ..WorkerTable::of("http://127.0.0.1:1") };
+    let list =
+        |size| WorkerConfig::all_of(&table(size)).unwrap().into_iter().map(Listed::from).collect::<Vec<_>>();
+    for (size, want) in [(Some(1), &["127.0.0.1:1"][..]), (Some(2), &["127.0.0.1:1@0", "127.0.0.1:1@1"])] {
+        members.set(Source::Static, &list(None));
+        let worker = members.of(Source::Static).remove(0);
+        members.has_engines(&worker, 2).await;
+        clock::sleep(10 * DRAIN_LOOK).await;
+        members.set(Source::Static, &list(size));
+        clock::sleep(10 * DRAIN_LOOK).await;
+        assert_eq!(names(&members), want);
+        members.set(Source::Static, &[]);
+        clock::sleep(10 * DRAIN_LOOK).await;
+    }
+    members.stop();
+}
+
 #[test]
 fn an_operator_s_number_is_not_doubted() {
     let table = |size| WorkerTable { data_parallel_size: size, ..WorkerTable::of("http://127.0.0.1:1") };
