@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::CONTENT_LENGTH, uri::PathAndQuery};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, StatusCode,
+    header::{CONTENT_LENGTH, TRANSFER_ENCODING},
+    uri::PathAndQuery,
+};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use proptest::{prelude::*, sample::Index};
@@ -90,7 +94,10 @@ async fn by_hyper(method: Method, answer: Vec<u8>) -> Option<Answered> {
         }
     }
     let body = body.collect().await.ok()?;
-    let trailers = body.trailers().cloned().unwrap_or_default();
+    let mut trailers = body.trailers().cloned().unwrap_or_default();
+    // How long a message is, its head alone may say (RFC 9110, section 6.5.1); hyper leaves that to its users.
+    trailers.remove(CONTENT_LENGTH);
+    trailers.remove(TRANSFER_ENCODING);
     Some((parts.status, parts.headers, body.to_bytes().to_vec(), trailers))
 }
 
@@ -159,7 +166,7 @@ proptest! {
     }
 }
 
-const SEEDS: [&str; 8] = [
+const SEEDS: [&str; 9] = [
     "HTTP/1.1 200 OK\r\ncontent-length: 5\r\nx: y\r\n\r\nhello",
     "HTTP/1.1 200 OK\r\ncontent-length: 5, 5\r\ncontent-length: 5\r\n\r\nhello",
     "HTTP/1.1 503 Busy\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n5\r\nhello\r\n3;x\r\nyou\r\n0\r\n\r\n",
@@ -168,6 +175,7 @@ const SEEDS: [&str; 8] = [
     "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n",
     "HTTP/1.1 304 Not Modified\r\ncontent-length: 9\r\n\r\n",
     "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\na\r\n0123456789\r\n0\r\nx-t: 1\r\n\r\n",
+    "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\ncontent-length: 3\r\nx-t: 1\r\n\r\n",
 ];
 
 const SCRAPS: [&str; 16] = [
