@@ -34,7 +34,7 @@ pub enum Question {
 pub enum StreamKind {
     /// Chat completions.
     Chat,
-    /// Those that may call tools: SGLang's say `"usage":null` then, and nothing otherwise.
+    /// Those that may call tools: SGLang's mostly say `"usage":null` then, and nothing otherwise.
     ChatWithTools,
     /// Completions.
     Completions,

@@ -2,9 +2,9 @@
 //! body, and [`super::hide`] takes out of the answer what it causes. Nothing is asked where the client has
 //! asked itself, nor where that would change more than the usage.
 //!
-//! What a worker's streams look like unasked differs between engines (SGLang writes `"usage":null` into every
-//! chunk where there are tools, vLLM nothing), so a worker's first stream of each kind passes unasked and
-//! shows it.
+//! What a worker's streams look like unasked differs between engines and requests (SGLang writes
+//! `"usage":null` into some chunks where tools may be called, vLLM nothing), so a worker's first stream of each
+//! kind passes unasked and shows it. Of the others the first chunk does.
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
@@ -42,7 +42,7 @@ pub fn ask(
         Habit::Tells => (body, UsageFilter::pass_all()),
         _ if worker.habits.question(kind) == fleet::Question::Refused => (body, UsageFilter::pass_all()),
         Habit::Unknown => (body, UsageFilter::learn(Arc::clone(worker), kind)),
-        habit => (place.put_into(&body), UsageFilter::hide(kind, habit == Habit::Nulls)),
+        habit => (place.put_into(&body), UsageFilter::hide(kind, habit == Habit::Nulls, always)),
     }
 }
 

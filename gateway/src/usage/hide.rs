@@ -23,8 +23,22 @@ enum Mode {
     Pass,
     /// Neither the client nor the gateway asked: shows what the worker says then.
     Learn { worker: Arc<Worker>, kind: StreamKind, habit: Habit },
-    /// The gateway's own; `nulls`: unasked, chunks say that there is none.
-    Hide { kind: StreamKind, nulls: bool },
+    /// The gateway's own.
+    Hide { kind: StreamKind, nulls: Nulls },
+}
+
+/// Why chunks say that there is no usage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Nulls {
+    /// The worker writes so unasked, too.
+    Unasked,
+    /// It writes some chunks so, asked or not, and not the first. SGLang does where tools may be called,
+    /// depending on `tool_choice` and on what is said.
+    InSome,
+    /// It has been asked: all chunks say so then.
+    Asked,
+    /// The stream's first chunk will show it.
+    Unseen,
 }
 
 impl UsageFilter {
@@ -37,7 +51,13 @@ impl UsageFilter {
         Self(Mode::Learn { worker, kind, habit: Habit::Silent })
     }
 
-    pub(super) fn hide(kind: StreamKind, nulls: bool) -> Self {
+    /// `unasked`: as far as is known its chunks say so unasked. `always`: each was asked for its counts.
+    pub(super) fn hide(kind: StreamKind, unasked: bool, always: bool) -> Self {
+        let nulls = match (unasked, always) {
+            (true, _) => Nulls::Unasked,
+            (_, true) => Nulls::Asked,
+            _ => Nulls::Unseen,
+        };
         Self(Mode::Hide { kind, nulls })
     }
 
@@ -56,6 +76,9 @@ impl UsageFilter {
 
     /// What the client is to see of these whole events; `mentioned`: whether they name a usage.
     pub fn pass(&mut self, events: Bytes, mentioned: bool) -> Bytes {
+        if let Mode::Hide { nulls: nulls @ Nulls::Unseen, .. } = &mut self.0 {
+            *nulls = Nulls::in_first_of(&events);
+        }
         if !mentioned {
             return events;
         }
@@ -79,6 +102,19 @@ impl UsageFilter {
     pub fn ended(&self) {
         if let Mode::Learn { worker, kind, habit } = &self.0 {
             worker.habits.learn(*kind, *habit);
+        }
+    }
+}
+
+impl Nulls {
+    /// What the first chunk among these events shows, if one is there.
+    fn in_first_of(events: &Bytes) -> Self {
+        let is_chunk =
+            |event: &Event<'_>| event.text().is_some_and(|data| data.trim_start().starts_with('{'));
+        match sse::events(events).find(is_chunk) {
+            None => Self::Unseen,
+            Some(first) if Mention::in_event(&first).is_some() => Self::Asked,
+            Some(_) => Self::InSome,
         }
     }
 }
@@ -137,17 +173,17 @@ impl Mention {
 }
 
 /// The events without the usage.
-fn hidden(events: &Bytes, nulls: bool) -> Bytes {
+fn hidden(events: &Bytes, nulls: Nulls) -> Bytes {
     let mut out = Vec::with_capacity(events.len());
     for event in sse::events(events) {
         let mention = Mention::in_event(&event).zip(event.data.as_deref());
         match mention {
             Some((mention, _)) if !mention.null && mention.alone => event.write_with(None, &mut out),
-            Some((Mention { null: false, value, .. }, data)) if nulls => {
+            Some((Mention { null: false, value, .. }, data)) if nulls == Nulls::Unasked => {
                 let with_null = [&data[..value.start], b"null", &data[value.end..]].concat();
                 event.write_with(Some(&with_null), &mut out);
             }
-            Some((Mention { field, .. }, data)) if !nulls => {
+            Some((Mention { null, field, .. }, data)) if !null || nulls == Nulls::Asked => {
                 event.write_with(Some(&[&data[..field.start], &data[field.end..]].concat()), &mut out);
             }
             _ => out.extend_from_slice(event.raw),
@@ -164,7 +200,7 @@ mod tests {
     use crate::usage::is_mentioned;
 
     fn hide(nulls: bool, events: &str) -> String {
-        let out = UsageFilter::hide(StreamKind::Chat, nulls)
+        let out = UsageFilter::hide(StreamKind::Chat, nulls, false)
             .pass(Bytes::copy_from_slice(events.as_bytes()), is_mentioned(events.as_bytes()));
         String::from_utf8(out.to_vec()).unwrap()
     }
@@ -212,9 +248,38 @@ mod tests {
     fn what_does_not_mention_it_is_not_copied() {
         let events = Bytes::from_static(b"data: {\"choices\":[]}\n\n");
         assert_eq!(
-            UsageFilter::hide(StreamKind::Chat, false).pass(events.clone(), is_mentioned(&events)).as_ptr(),
+            UsageFilter::hide(StreamKind::Chat, false, false)
+                .pass(events.clone(), is_mentioned(&events))
+                .as_ptr(),
             events.as_ptr()
         );
+    }
+
+    /// SGLang's way where tools may be called, and OpenAI's own; each chunk as it arrives.
+    #[test]
+    fn nulls_are_left_where_the_first_chunk_has_none() {
+        let first = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\"}}]}\n\n";
+        let word = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}],\"usage\":null}\n\n";
+        let first_with = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\"}}],\"usage\":null}\n\n";
+        let bare = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
+        let usage = format!("data: {{\"choices\":[],\"usage\":{COUNTS}}}\n\n");
+        let pass = |always: bool, chunks: &[&str]| {
+            let mut filter = UsageFilter::hide(StreamKind::ChatWithTools, false, always);
+            let pass = |chunk: &&str| {
+                let events = Bytes::copy_from_slice(chunk.as_bytes());
+                let mentioned = is_mentioned(&events);
+                String::from_utf8(filter.pass(events, mentioned).to_vec()).unwrap()
+            };
+            chunks.iter().map(pass).collect::<String>()
+        };
+        let ping = ": ping\n\n";
+        assert_eq!(pass(false, &[ping, first, word, bare, &usage]), [ping, first, word, bare].concat());
+        assert_eq!(pass(false, &[ping, first_with, word, &usage]), [ping, first, bare].concat());
+        // The last chunk may have its counts beside what it says.
+        let counted = word.replace("null", COUNTS);
+        assert_eq!(pass(false, &[first, word, &counted]), [first, word, bare].concat());
+        // Where each chunk has its counts nothing can be told by the first.
+        assert_eq!(pass(true, &[first, word, &usage]), [first, bare].concat());
     }
 
     proptest! {
