@@ -224,20 +224,18 @@ impl Router {
     /// What would be chosen; nothing is recorded.
     pub fn preview(&self, setting: &Setting) -> Option<(Vec<Candidate>, Pick)> {
         let turn = Turn { counter: self.turn.load(Ordering::Relaxed), random: fastrand::u64(..) };
-        let views = setting.request_views();
         let now = self.now();
         let mut candidates = setting.candidates(now, self.holding.any_wait());
         let (index, nobody, step) = (self.index.settled(), Ahead::default(), (now, &turn));
+        let by_all = setting.seen_by(0..candidates.len());
         let Some(places) = setting.askable(now) else {
-            let seen = (&views[..], &setting.view_of[..]);
-            let pick = consider(self.policy(), seen, &mut candidates, &nobody, step, &index)?;
+            let pick = consider(self.policy(), &by_all.seen(), &mut candidates, &nobody, step, &index)?;
             return Some((candidates, pick));
         };
-        fill_matches(&views, &setting.view_of, &mut candidates, &index);
+        fill_matches(&by_all.seen(), &mut candidates, &index);
         let mut asked: Vec<_> = places.iter().map(|&place| candidates[place]).collect();
-        let view_of: Vec<_> =
-            places.iter().filter_map(|&place| setting.view_of.get(place).copied()).collect();
-        let pick = consider(self.policy(), (&views, &view_of), &mut asked, &nobody, step, &index)?;
+        let by_them = setting.seen_by(places.iter().copied());
+        let pick = consider(self.policy(), &by_them.seen(), &mut asked, &nobody, step, &index)?;
         places.iter().zip(asked).for_each(|(&place, asked)| candidates[place] = asked);
         Some((candidates, Pick { index: places[pick.index], ..pick }))
     }

@@ -12,7 +12,9 @@ use std::time::Duration;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use keyway_core::pick::{Candidate, Pick, Policy, Turn};
 use keyway_core::waiting_room::{Ahead, WorkerChooser};
-use keyway_core::{CandidateSet, PrefixIndex, Quote, RoomRules, WaitingRoom, WorkerId, consider, quote};
+use keyway_core::{
+    CandidateSet, PrefixIndex, Quote, RoomRules, Seen, WaitingRoom, WorkerId, consider, quote,
+};
 use keyway_wire::block_hash::BlockHash;
 
 use self::support::{candidates, fill, view};
@@ -42,7 +44,7 @@ impl WorkerChooser<&[BlockHash]> for Clerk<'_> {
         let (view, turn) = (view(chain), Turn { counter: 0, random: 7 });
         let pick = consider(
             Policy::Prefix,
-            (&[view], &[]),
+            &Seen::of(&[view], &[]),
             &mut workers,
             ahead,
             (Duration::ZERO, &turn),

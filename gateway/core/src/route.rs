@@ -4,23 +4,43 @@
 
 use std::time::Duration;
 
-use crate::index::{MatchLengths, PrefixIndex};
+use crate::index::{MatchLengths, PrefixIndex, WorkerId};
 use crate::pick::{Candidate, Pick, Policy, RequestView, Turn, pick_readied};
 use crate::waiting_room::{Ahead, Quote};
 
-/// Picks one of `candidates`; `None` if there are none. Workers may cut prompts into blocks of different
-/// sizes: `views` are the request in each way, `view_of` a candidate's, by its place; the first where it says
-/// nothing. Matches, counted in blocks of the first view, and what waits `ahead` are filled in here.
+/// A request as each of the candidates sees it. Workers may cut prompts into blocks of different sizes.
+#[derive(Copy, Clone, Debug, Default)]
+pub struct Seen<'a> {
+    /// The request in each way; matches are counted in blocks of the first.
+    pub views: &'a [RequestView<'a>],
+    /// A candidate's view, by its place; the first where it says nothing.
+    pub view_of: &'a [usize],
+    /// Of a prompt that goes by its text, because tokens are known of its beginning alone: that beginning, in
+    /// each way.
+    pub leads: &'a [RequestView<'a>],
+    /// Of each candidate which of these is its own, and its name in the index for blocks of tokens.
+    pub lead_of: &'a [(usize, WorkerId)],
+}
+
+impl<'a> Seen<'a> {
+    /// That of a request without such a beginning.
+    pub fn of(views: &'a [RequestView<'a>], view_of: &'a [usize]) -> Self {
+        Self { views, view_of, ..Self::default() }
+    }
+}
+
+/// Picks one of `candidates`; `None` if there are none. Matches, counted in blocks of the first view, and
+/// what waits `ahead` are filled in here.
 pub fn consider(
     policy: Policy,
-    (views, view_of): (&[RequestView<'_>], &[usize]),
+    seen: &Seen<'_>,
     candidates: &mut [Candidate],
     ahead: &Ahead,
     (now, turn): (Duration, &Turn),
     index: &PrefixIndex,
 ) -> Option<Pick> {
-    let lengths = match_all(views, view_of, candidates, index);
-    let (first, all) = (views.first()?, candidates.len());
+    let lengths = match_all(seen, candidates, index);
+    let (first, all) = (seen.views.first()?, candidates.len());
     let own_share = candidates.first()?.load.own_share;
     let hottest = index.hottest(now, first, &lengths, (all, own_share));
     pick_readied(policy, first, candidates, turn, |candidate| {
@@ -52,22 +72,13 @@ pub fn quote(
 }
 
 /// Says of each candidate how much of the request it holds, as [`consider`] does.
-pub fn fill_matches(
-    views: &[RequestView<'_>],
-    view_of: &[usize],
-    candidates: &mut [Candidate],
-    index: &PrefixIndex,
-) {
-    match_all(views, view_of, candidates, index);
+pub fn fill_matches(seen: &Seen<'_>, candidates: &mut [Candidate], index: &PrefixIndex) {
+    match_all(seen, candidates, index);
 }
 
 /// [`fill_matches`]; gives the lengths of the matches too.
-fn match_all(
-    views: &[RequestView<'_>],
-    view_of: &[usize],
-    candidates: &mut [Candidate],
-    index: &PrefixIndex,
-) -> MatchLengths {
+fn match_all(seen: &Seen<'_>, candidates: &mut [Candidate], index: &PrefixIndex) -> MatchLengths {
+    let Seen { views, view_of, leads, .. } = *seen;
     let mut found = MatchLengths::default();
     let Some(first) = views.first() else { return found };
     for (n, view) in views.iter().enumerate() {
@@ -89,7 +100,31 @@ fn match_all(
             found.add(candidate.matched_blocks);
         }
     }
+    if !leads.is_empty() {
+        match_leads(seen, candidates, index);
+    }
     found
+}
+
+/// Where more is held of a prompt's first tokens than its text shows, that counts. A worker whose events tell
+/// what it holds names text by its tokens, and a prompt with a picture goes by its text.
+fn match_leads(seen: &Seen<'_>, candidates: &mut [Candidate], index: &PrefixIndex) {
+    let Some(first) = seen.views.first() else { return };
+    // Behind the first picture a block has other tokens than one of text.
+    let most = first.media.first().map_or(first.chain.len(), |media| media.at_blocks as usize);
+    for (n, lead) in seen.leads.iter().enumerate() {
+        let lengths = index.lengths(lead.chain);
+        for (candidate, &(of, named)) in candidates.iter_mut().zip(seen.lead_of) {
+            if of != n {
+                continue;
+            }
+            let tokens = f64::from(lengths.of(named)) * lead.block_tokens;
+            let blocks = ((tokens / first.block_tokens + 1e-9) as usize).min(most) as u32;
+            let held = candidate.held_blocks();
+            candidate.matched_blocks = candidate.matched_blocks.max(blocks);
+            candidate.fetched_blocks = held.saturating_sub(candidate.matched_blocks);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -97,7 +132,6 @@ mod tests {
     use keyway_wire::block_hash::BlockHash;
 
     use super::*;
-    use crate::index::WorkerId;
     use crate::load::LoadSnapshot;
 
     const NOW: Duration = Duration::from_secs(7);
@@ -127,8 +161,8 @@ mod tests {
         let mut candidates = [idle(1), idle(2), idle(3)];
         let turn = Turn { counter: 0, random: 0 };
         let ahead = Ahead::default();
-        let seen = (&views[..], &[0, 1, 0][..]);
-        let pick = consider(Policy::Prefix, seen, &mut candidates, &ahead, (NOW, &turn), &index).unwrap();
+        let seen = Seen::of(&views, &[0, 1, 0]);
+        let pick = consider(Policy::Prefix, &seen, &mut candidates, &ahead, (NOW, &turn), &index).unwrap();
         assert_eq!(candidates.map(|candidate| candidate.matched_blocks), [32, 48, 0]);
         assert_eq!((pick.index, pick.matched_tokens), (1, 768));
     }
@@ -155,10 +189,9 @@ mod tests {
                 candidate.tiers = fetch.map(|tokens_per_ms| (cpu_tiers, tokens_per_ms));
             }
             let turn = Turn { counter: 0, random: 9 };
-            let seen = (&request[..], &[][..]);
+            let (seen, ahead) = (Seen::of(&request, &[]), Ahead::default());
             let pick =
-                consider(Policy::Prefix, seen, &mut candidates, &Ahead::default(), (NOW, &turn), &index)
-                    .unwrap();
+                consider(Policy::Prefix, &seen, &mut candidates, &ahead, (NOW, &turn), &index).unwrap();
             (of[pick.index], pick.matched_tokens, pick.cost.fetch_ms)
         };
         for cold in 3..40 {
@@ -183,7 +216,8 @@ mod tests {
         let turn = Turn { counter: 0, random: 9 };
         let (views, ahead) = ([request], Ahead::default());
         let mut route = |candidates: &mut [Candidate]| {
-            let pick = consider(Policy::Prefix, (&views, &[]), candidates, &ahead, (NOW, &turn), &index)?;
+            let seen = Seen::of(&views, &[]);
+            let pick = consider(Policy::Prefix, &seen, candidates, &ahead, (NOW, &turn), &index)?;
             Some((pick, index.place(candidates[pick.index].worker, &chain)))
         };
         let (first, placement) = route(&mut candidates).unwrap();
@@ -194,6 +228,41 @@ mod tests {
         assert!(route(&mut []).is_none());
     }
 
+    /// A conversation of text, known by tokens, gets its first picture and goes by its text from then on.
+    #[test]
+    fn the_first_tokens_of_a_prompt_with_a_picture_are_found_where_its_text_is_not_known() {
+        let mut index = PrefixIndex::new(1 << 20);
+        let (text, lead): (Vec<_>, Vec<_>) =
+            ((1..=60).map(BlockHash).collect(), (101..=110).map(BlockHash).collect());
+        // 8 blocks of 32 tokens of it, 256 tokens, are where it went before, under its name for tokens.
+        index.place(WorkerId(12), &lead[..8]);
+        let media = [crate::media::Media { at_blocks: 22.0, blocks: 30.0, more_tokens: 400.0 - 30.0 * 16.0 }];
+        let views = [RequestView {
+            chain: &text,
+            prompt_tokens: 880,
+            block_tokens: 16.0,
+            media: &media,
+            session: None,
+        }];
+        let leads = [RequestView { chain: &lead, block_tokens: 32.0, media: &[], ..views[0] }];
+        let lead_of = [11, 12, 13].map(|named| (0, WorkerId(named)));
+        let (ahead, turn) = (Ahead::default(), Turn { counter: 0, random: 0 });
+        let route = |index: &PrefixIndex, leads: &[RequestView<'_>]| {
+            let mut candidates = [idle(1), idle(2), idle(3)];
+            let seen = Seen { leads, lead_of: &lead_of, ..Seen::of(&views, &[]) };
+            let pick = consider(Policy::Prefix, &seen, &mut candidates, &ahead, (NOW, &turn), index).unwrap();
+            (pick.index, pick.matched_tokens, candidates.map(|candidate| candidate.matched_blocks))
+        };
+        assert_eq!(route(&index, &leads), (1, 256, [0, 16, 0]));
+        assert_eq!(route(&index, &[]).2, [0; 3]);
+        // As far as the text before the picture goes, and no less than what is known by text.
+        index.place(WorkerId(13), &lead);
+        let found = index.place(WorkerId(12), &lead[8..]);
+        assert_eq!((found.added(), route(&index, &leads).2), (2, [0, 20, 20]));
+        index.place(WorkerId(1), &text[..40]);
+        assert_eq!(route(&index, &leads).2, [40, 20, 20]);
+    }
+
     #[test]
     fn only_a_choice_by_cost_waits() {
         let chain: Vec<_> = (1..=4).map(BlockHash).collect();
@@ -202,7 +271,8 @@ mod tests {
         let mut busy = [idle(1)];
         busy[0].load.pace.backlog_ms = 900.0;
         let (ahead, turn, index) = (Ahead::default(), Turn { counter: 0, random: 9 }, PrefixIndex::new(0));
-        let pick = consider(Policy::Prefix, (&view, &[]), &mut busy, &ahead, (NOW, &turn), &index).unwrap();
+        let seen = Seen::of(&view, &[]);
+        let pick = consider(Policy::Prefix, &seen, &mut busy, &ahead, (NOW, &turn), &index).unwrap();
         let backlog = |policy, holds, tokens| quote(policy, holds, tokens, &busy, &pick).backlog_ms;
         assert_eq!(backlog(Policy::Prefix, true, 65), 900.0);
         for (policy, holds, tokens) in

@@ -20,7 +20,7 @@ pub struct CacheMetrics {
     pub truth: TruthMetrics,
     /// Prompts that leave their session's past.
     pub drift: DriftMetrics,
-    /// `keyway_token_keyer_requests_total{model,outcome}`: `tokens`, or why not
+    /// `keyway_token_keyer_requests_total{model,outcome}`: `tokens`, `beginning`, or why not
     /// ([`crate::prompt::text::Unknown`]).
     pub token_keyer: IntCounterVec,
     /// `keyway_decision_log_lines_total{outcome="written|dropped|failed"}`: dropped where the file was too
@@ -138,7 +138,8 @@ impl CacheMetrics {
             drift: DriftMetrics::declare(d)?,
             token_keyer: d.counter(
                 "keyway_token_keyer_requests_total",
-                "Requests for models with a tokenizer: routed by their tokens, or why by their text.",
+                "Requests for models with a tokenizer: routed by their tokens, by those of their beginning where an image follows, \
+                 or why by their text alone.",
                 &["model", "outcome"],
             )?,
             decision_log: d.counter(

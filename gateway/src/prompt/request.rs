@@ -88,6 +88,8 @@ pub struct RequestInfo {
     pub talk: Talk,
     /// The prompt's tokens, where it comes as ids or the model's tokenizer is known.
     pub tokens: Option<TokenPrompt>,
+    /// Of a prompt whose tokens are known up to its first message with an image, those; else empty.
+    pub first_tokens: Box<[u32]>,
     /// Whose it is, where it has to wait.
     pub share: Share,
     /// Whose the blocks of its prompt are in the index.
@@ -110,6 +112,7 @@ impl RequestInfo {
             (self.chain.total_bytes, self.media) = (0, MediaItems::default());
         }
         (self.work, self.tokens, self.session) = (work, None, None);
+        self.first_tokens = Box::default();
     }
 }
 
@@ -174,6 +177,7 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
         media,
         talk,
         tokens,
+        first_tokens: Box::default(),
         share: Share::default(),
         index_owner: Owner::NOBODY,
         session: None,

@@ -1,7 +1,7 @@
 //! A request's body to the text that the engine would tokenise: the chat template rendered with everything
-//! the client sent for it, or a completion's prompts. It follows keyway-worker and vLLM; what only the engine
-//! can know (images, a template in the request) has no text here, and such a request is routed by its body's
-//! text.
+//! the client sent for it, or a completion's prompts. It follows keyway-worker and vLLM. Which tokens an image
+//! becomes only the engine knows, so of a chat with one the text ends where the first message with one begins.
+//! With a template of its own a request has no text here at all, and is routed by its body's text.
 
 use std::borrow::Cow;
 
@@ -49,6 +49,8 @@ pub enum Prompt {
         /// Such as a BOS token.
         add_special: bool,
     },
+    /// Text that the prompt begins with: what follows is an image, or else no text.
+    Beginning(String),
     /// Token ids from the client.
     Ids(Vec<u32>),
 }
@@ -57,7 +59,7 @@ impl Prompt {
     /// Bytes that it takes.
     pub fn bytes(&self) -> usize {
         match self {
-            Self::Text { text, .. } => text.len(),
+            Self::Text { text, .. } | Self::Beginning(text) => text.len(),
             Self::Ids(ids) => size_of_val(&ids[..]),
         }
     }
@@ -105,8 +107,9 @@ fn chat(body: &[u8], template: &ChatTemplate) -> Result<Prompt, Unknown> {
     if chat.messages.len() * MIN_MESSAGE_BYTES > body.len() {
         return Err(Unknown::TooLarge);
     }
-    if !chat.messages.iter_mut().all(prepare) {
-        return Err(Unknown::Unsupported);
+    let mut all_is_text = true;
+    for message in &mut chat.messages {
+        all_is_text &= prepare(message).ok_or(Unknown::Unsupported)?;
     }
     let mut variables = chat.chat_template_kwargs.unwrap_or_default();
     if let Some(effort) = chat.reasoning_effort.filter(|effort| !effort.is_null()) {
@@ -124,22 +127,42 @@ fn chat(body: &[u8], template: &ChatTemplate) -> Result<Prompt, Unknown> {
         bytes_max: MAX_TOKENIZE_BYTES,
         ..RenderOptions::default()
     };
-    let text = template.render_messages(chat.messages, &options).map_err(|error| match error {
+    let mut text = template.render_messages(chat.messages, &options).map_err(|error| match error {
         TextError::TooLong => Unknown::TooLarge,
         _ => Unknown::Failed,
     })?;
-    Ok(Prompt::Text { text, add_special: chat.add_special_tokens.unwrap_or(false) })
+    let add_special = chat.add_special_tokens.unwrap_or(false);
+    if all_is_text {
+        return Ok(Prompt::Text { text, add_special });
+    }
+    match text.find(NO_TEXT) {
+        Some(begins) if !add_special => {
+            text.truncate(begins);
+            Ok(Prompt::Beginning(text))
+        }
+        _ => Err(Unknown::Unsupported),
+    }
 }
 
+/// Stands for the content of a message that is not all text, to find in the rendered prompt where that message
+/// begins. Private use characters, so that no client's text is taken for it by chance; if one is, the prompt's
+/// known beginning is shorter.
+const NO_TEXT: &str = "\u{f8ff}keyway: no text\u{f8ff}";
+
 /// Makes a message what templates expect, as a worker makes it: calls' arguments objects, no content an empty
-/// text. False if it holds anything but text.
-fn prepare(message: &mut Message<'_>) -> bool {
+/// text. Whether its content is all text; `None` if it cannot be rendered.
+fn prepare(message: &mut Message<'_>) -> Option<bool> {
+    let mut all_is_text = true;
     let content = message.get("content").filter(|content| !content.is_null());
     // The template's renderer joins parts where it does not read them.
     let is_text = |part: &Value| part["type"] == "text" && part["text"].is_string();
     match content.map(Field::items) {
         None => message.set("content", Field::Text(Cow::Borrowed(""))),
-        Some(parts) if !parts.unwrap_or_default().iter().all(is_text) => return false,
+        Some(parts) if !parts.unwrap_or_default().iter().all(is_text) => {
+            all_is_text = false;
+            let stands_in = serde_json::json!([{ "type": "text", "text": NO_TEXT }]);
+            message.set("content", Field::Other(Cow::Owned(stands_in)));
+        }
         Some(_) => {}
     }
     for call in message.get_mut("tool_calls").and_then(Field::items_mut).into_iter().flatten() {
@@ -149,11 +172,10 @@ fn prepare(message: &mut Message<'_>) -> bool {
             } else {
                 serde_json::from_str(json).ok()
             };
-            let Some(parsed) = parsed else { return false };
-            call["function"]["arguments"] = parsed;
+            call["function"]["arguments"] = parsed?;
         }
     }
-    true
+    Some(all_is_text)
 }
 
 fn completion(body: &[u8]) -> Result<Vec<Prompt>, Unknown> {
@@ -224,7 +246,7 @@ mod tests {
         let template = ChatTemplate::from_source(source, Map::new()).unwrap();
         let render = |body: Value| match chat(body.to_string().as_bytes(), &template).unwrap() {
             Prompt::Text { text, .. } => text,
-            Prompt::Ids(_) => unreachable!("a chat"),
+            _ => unreachable!("a chat of text"),
         };
         let call =
             json!({ "type": "function", "function": { "name": "f", "arguments": "{\"city\":\"Bonn\"}" } });
@@ -247,10 +269,43 @@ mod tests {
     }
 
     #[test]
+    fn a_chat_with_an_image_has_its_text_up_to_the_message_with_the_first() {
+        let image = json!({ "type": "image_url", "image_url": { "url": "http://x" } });
+        let (said, seen) =
+            (json!({ "role": "user", "content": "x" }), json!({ "type": "text", "text": "y" }));
+        let shown = json!({ "role": "user", "content": [seen, image] });
+        let answer = json!({ "role": "assistant", "content": "z" });
+        let read = |messages: Value, more: Value| {
+            let mut body = json!({ "messages": messages });
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            texts("/v1/chat/completions", &body).map(|mut prompts| prompts.remove(0))
+        };
+        let beginning =
+            "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\nz<|im_end|>\n<|im_start|>user\n";
+        for messages in [json!([said, answer, shown]), json!([said, answer, shown, answer, shown])] {
+            assert_eq!(read(messages, json!({})), Ok(Prompt::Beginning(beginning.to_owned())));
+        }
+        // What is set around a prompt, and a client that writes the mark.
+        assert_eq!(read(json!([shown]), json!({ "add_special_tokens": true })), Err(Unknown::Unsupported));
+        let odd = json!({ "role": "user", "content": NO_TEXT });
+        assert_eq!(
+            read(json!([odd, shown]), json!({})),
+            Ok(Prompt::Beginning("<|im_start|>user\n".to_owned()))
+        );
+        // A template that reads parts, and one that leaves the message out and so says nothing of where it would be.
+        let by = |source: &str| {
+            let template = ChatTemplate::from_source(source, Map::new()).unwrap();
+            let asked = json!({ "role": "user", "content": [{ "type": "text", "text": "x" }] });
+            chat(json!({ "messages": [asked, shown] }).to_string().as_bytes(), &template)
+        };
+        let parts = "{% for m in messages %}<{{ m.role }}>{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}";
+        assert_eq!(by(parts), Ok(Prompt::Beginning("<user>x<user>".to_owned())));
+        assert_eq!(by("{{ messages | length }}"), Err(Unknown::Unsupported));
+    }
+
+    #[test]
     fn what_only_the_engine_knows_is_not_guessed() {
-        let image = json!([{ "type": "image_url", "image_url": { "url": "http://x" } }]);
         for (path, body) in [
-            ("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": image }] })),
             ("/v1/chat/completions", json!({ "messages": [], "chat_template": "x" })),
             ("/v1/chat/completions", json!({ "messages": 3 })),
             ("/v1/completions", json!({ "prompt": [-1] })),

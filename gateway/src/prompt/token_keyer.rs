@@ -43,6 +43,15 @@ pub struct TokenPrompt {
     pub total: u64,
 }
 
+/// What is known of a prompt's tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Known {
+    /// All of them.
+    Whole(TokenPrompt),
+    /// Those that it begins with, up to its first message with an image.
+    Beginning(Box<[u32]>),
+}
+
 /// The models whose prompts can be tokenised.
 #[derive(Debug)]
 pub struct TokenKeyer {
@@ -113,7 +122,7 @@ impl TokenKeyer {
         self.models.contains_key(model)
     }
 
-    /// The tokens of a request's prompt; `None` where it is to be routed by its text. `context`: the most
+    /// The tokens of a request's prompt; `None` where it is to be routed by its text alone. `context`: the most
     /// tokens that any worker has room for, asked for where the prompt is long.
     pub async fn tokens(
         &self,
@@ -121,7 +130,7 @@ impl TokenKeyer {
         body: &Bytes,
         model: Option<&str>,
         context: impl FnOnce() -> Option<u64>,
-    ) -> Option<TokenPrompt> {
+    ) -> Option<Known> {
         let name = model?;
         let model = self.models.get(name)?;
         let job = Job::new(Arc::clone(model), path.to_owned(), body.clone());
@@ -134,7 +143,11 @@ impl TokenKeyer {
                 Some(result) => result.await.unwrap_or(Err(Unknown::Failed)),
             }
         };
-        let outcome = result.as_ref().err().map_or("tokens", |unknown| unknown.as_str());
+        let outcome = match &result {
+            Ok(Known::Whole(_)) => "tokens",
+            Ok(Known::Beginning(_)) => "beginning",
+            Err(unknown) => unknown.as_str(),
+        };
         self.metrics.caches.token_keyer.with_label_values(&[name, outcome]).inc();
         if result.is_err() && self.told.lock().insert((name.to_owned(), outcome)) {
             tracing::warn!(
@@ -166,14 +179,27 @@ mod tests {
     #[tokio::test]
     async fn prompts_are_tokenised_as_the_worker_does() {
         let keyer = keyer();
-        let tokens = keyer.tokens("/v1/chat/completions", &chat("hi"), Some("m"), || None).await.unwrap();
+        let whole = async |path, body: Bytes| match keyer.tokens(path, &body, Some("m"), || None).await {
+            Some(Known::Whole(tokens)) => tokens,
+            other => panic!("{other:?}"),
+        };
+        let tokens = whole("/v1/chat/completions", chat("hi")).await;
         let want = TextModel::builtin();
         let text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n";
         assert_eq!(tokens.ids, want.tokenizer.encode(text, false).unwrap());
         assert_eq!(tokens.total, tokens.ids.len() as u64);
         let batch = json!({ "prompt": [[1, 2, 3], [4, 5]] }).to_string().into();
-        let tokens = keyer.tokens("/v1/completions", &batch, Some("m"), || None).await.unwrap();
+        let tokens = whole("/v1/completions", batch).await;
         assert_eq!(tokens, TokenPrompt { ids: vec![1, 2, 3], total: 5 });
+        // Of a conversation whose last message has an image, what comes before its content.
+        let image = json!([{ "type": "image_url", "image_url": { "url": "data:image/png;base64,AAAA" } }]);
+        let said = ["user", "assistant"].map(|role| json!({ "role": role, "content": "hi" }));
+        let messages = [&said[..], &[json!({ "role": "user", "content": image })]].concat();
+        let body = json!({ "model": "m", "messages": messages }).to_string().into();
+        let known = keyer.tokens("/v1/chat/completions", &body, Some("m"), || None).await;
+        let text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nhi<|im_end|>\n<|im_start|>user\n";
+        let begins = want.tokenizer.encode(text, false).unwrap();
+        assert_eq!(known, Some(Known::Beginning(begins.into())));
     }
 
     #[tokio::test]

@@ -13,7 +13,7 @@ use crate::{
         content::{self, Content, Form},
         request::{RequestInfo, Untold},
         session,
-        token_keyer::{TokenKeyer, TokenPrompt},
+        token_keyer::{Known, TokenKeyer},
         work::Work,
     },
     proxy::{reading::BodyReader, whom},
@@ -41,9 +41,7 @@ impl RequestReader {
         let form = Form::of(content::kind(headers), body);
         let mut info = Arc::unwrap_or_clone(self.bodies.text(form, body).await);
         self.complete(&mut info, work, path, headers);
-        if info.tokens.is_none() {
-            info.tokens = self.tokens(path, &info, body).await;
-        }
+        self.look_for_tokens(&mut info, path, body).await;
         info
     }
 
@@ -69,13 +67,23 @@ impl RequestReader {
         if info.work.fills_cache() {
             self.router.tokens_come();
         }
-        if info.tokens.is_none() {
-            info.tokens = self.tokens(path, info, body).await;
+        self.look_for_tokens(info, path, body).await;
+    }
+
+    /// Adds the prompt's tokens, or its first, unless it came as such.
+    async fn look_for_tokens(&self, info: &mut RequestInfo, path: &str, body: &Bytes) {
+        if info.tokens.is_some() {
+            return;
+        }
+        match self.tokens(path, info, body).await {
+            Some(Known::Whole(tokens)) => info.tokens = Some(tokens),
+            Some(Known::Beginning(ids)) => info.first_tokens = ids,
+            None => {}
         }
     }
 
-    /// The prompt's tokens, where the model's tokenizer is known.
-    async fn tokens(&self, path: &str, info: &RequestInfo, body: &Bytes) -> Option<TokenPrompt> {
+    /// The prompt's tokens, as far as they are known, where the model's tokenizer is.
+    async fn tokens(&self, path: &str, info: &RequestInfo, body: &Bytes) -> Option<Known> {
         let tokens = &self.tokens;
         let finds_nothing = info.untold.is_some_and(Untold::finds_nothing);
         if tokens.is_empty() || !info.work.fills_cache() || finds_nothing {

@@ -336,18 +336,12 @@ impl Counter<'_> {
         let setting = &held.setting;
         let turn =
             Turn { counter: self.router.turn.fetch_add(1, Ordering::Relaxed), random: fastrand::u64(..) };
-        let views = setting.request_views();
         let roster = self.roster(setting);
         let Roster { worker_of, candidate_set, .. } = &self.rosters[roster];
         let mut candidates = candidate_set.candidates().to_vec();
-        // Of each candidate; of none, where all have the first.
-        let view_of: Few<usize> = if setting.view_of.is_empty() {
-            Few::new()
-        } else {
-            worker_of.iter().map(|&i| setting.view_of[i]).collect()
-        };
-        let seen = (&views[..], &view_of[..]);
-        let pick = consider(self.rules.policy, seen, &mut candidates, ahead, (self.now, &turn), &self.index)?;
+        let by = setting.seen_by(worker_of.iter().copied());
+        let step = (self.now, &turn);
+        let pick = consider(self.rules.policy, &by.seen(), &mut candidates, ahead, step, &self.index)?;
         Some(Plan { roster, candidates, pick })
     }
 }

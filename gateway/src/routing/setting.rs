@@ -10,6 +10,7 @@ use keyway_core::{
     pick::{Candidate, RequestView},
     rate::Rates,
     refusals::{Eligible, Stance},
+    route::Seen,
     slow_start::ramps,
     token_chain::TokenSpace,
 };
@@ -41,6 +42,29 @@ pub struct View {
 /// Of text all do alike.
 type Way = (u32, bool);
 
+/// A prompt's first tokens, where it goes by its text because those that follow are not known.
+#[derive(Debug, Default)]
+struct Leads {
+    /// In each way that a worker cuts them; none where no first tokens are known.
+    views: Vec<View>,
+    /// Of each worker which of these is its own, and its name for blocks of tokens.
+    of: Vec<(usize, WorkerId)>,
+}
+
+/// A request as some of its workers see it, laid out for [`Seen`].
+pub(super) struct SeenBy<'a> {
+    views: Few<RequestView<'a>>,
+    view_of: Few<usize>,
+    leads: Vec<RequestView<'a>>,
+    lead_of: Vec<(usize, WorkerId)>,
+}
+
+impl SeenBy<'_> {
+    pub(super) fn seen(&self) -> Seen<'_> {
+        Seen { views: &self.views, view_of: &self.view_of, leads: &self.leads, lead_of: &self.lead_of }
+    }
+}
+
 /// A request before the workers that may serve it.
 #[derive(Debug)]
 pub struct Setting {
@@ -50,6 +74,7 @@ pub struct Setting {
     pub views: Vec<View>,
     /// Each worker's view; the first where it says nothing.
     pub view_of: Vec<usize>,
+    leads: Leads,
     /// Tokens of the whole prompt; an estimate, unless it was tokenised.
     pub prompt_tokens: u64,
     /// Whether the blocks are of tokens.
@@ -77,8 +102,19 @@ impl Setting {
         &self.views[self.view_of.get(worker).copied().unwrap_or(0)]
     }
 
-    pub(super) fn request_views(&self) -> Few<RequestView<'_>> {
-        self.views.iter().map(|view| self.request_in(view)).collect()
+    /// The request as the workers at these places see it.
+    pub(super) fn seen_by(&self, places: impl Iterator<Item = usize> + Clone) -> SeenBy<'_> {
+        let Leads { views: leads, of } = &self.leads;
+        // Mostly all have the first view, and then none is said.
+        let view_of: Few<usize> = if self.view_of.is_empty() {
+            Few::new()
+        } else {
+            places.clone().map(|place| self.view_of[place]).collect()
+        };
+        let lead_of = if of.is_empty() { Vec::new() } else { places.map(|place| of[place]).collect() };
+        let views = self.views.iter().map(|view| self.request_in(view)).collect();
+        let leads = leads.iter().map(|view| self.request_in(view)).collect();
+        SeenBy { views, view_of, leads, lead_of }
     }
 
     fn request_in<'a>(&self, view: &'a View) -> RequestView<'a> {
@@ -108,6 +144,7 @@ impl Setting {
         let (workers, views): (Vec<_>, _) =
             found.filter_map(|worker| view_of(worker).map(|view| (Arc::clone(worker), view))).unzip();
         (self.workers, self.view_of) = (workers.into(), views);
+        self.leads.are_of(&self.workers, model);
     }
 
     /// Which of the workers may be asked now: those that can be, and of these, where some refuse the like,
@@ -185,11 +222,26 @@ pub(super) fn index_id(worker: &Worker, by_tokens: bool) -> WorkerId {
     if by_tokens { worker.residency.token_id } else { worker.id }
 }
 
+impl Leads {
+    /// Says of each worker which view is its own. Who cuts prompts like none of them has none.
+    fn are_of(&mut self, workers: &[Arc<Worker>], model: Option<&str>) {
+        if self.views.is_empty() {
+            return;
+        }
+        let view_of = |worker: &Worker| {
+            let way = way_of(worker, model);
+            self.views.iter().position(|view| view.way == way).unwrap_or(usize::MAX)
+        };
+        self.of = workers.iter().map(|worker| (view_of(worker), index_id(worker, true))).collect();
+    }
+}
+
 impl Setting {
     /// That of a prompt that is refused at once: a worker that has it is no busier, and nothing of it stays
     /// there.
     fn computing_nothing(mut self) -> Self {
         self.prompt_tokens = 0;
+        self.leads = Leads::default();
         for view in &mut self.views {
             view.chain = Arc::default();
             view.media.clear();
@@ -220,27 +272,13 @@ impl Router {
         let setting = match &request.tokens {
             None => self.by_text(request, workers),
             Some(prompt) => {
-                let model = request.model.as_deref();
-                let ways: Vec<Way> = workers.iter().map(|worker| way_of(worker, model)).collect();
-                let mut distinct = ways.clone();
-                distinct.sort_unstable();
-                distinct.dedup();
-                if distinct.is_empty() {
-                    distinct.push((crate::limits::BLOCK_TOKENS, false));
-                }
-                let view = |&(block_size, adapts): &Way| {
-                    let adapter = model.filter(|_| adapts);
-                    let space = TokenSpace { salt: request.salt.as_bytes(), adapter, block_size };
-                    View {
-                        chain: space.chain(self.hash_key, &prompt.ids).into(),
-                        block_tokens: f64::from(block_size),
-                        media: SmallVec::new(),
-                        way: (block_size, adapts),
-                    }
-                };
+                let views = self.token_views(&prompt.ids, request, &workers);
+                let way_of = |worker: &Arc<Worker>| way_of(worker, request.model.as_deref());
+                let view_of = |way: Way| views.partition_point(|view| view.way < way);
                 Setting {
-                    views: distinct.iter().map(view).collect(),
-                    view_of: ways.iter().map(|way| distinct.partition_point(|other| other < way)).collect(),
+                    view_of: workers.iter().map(|worker| view_of(way_of(worker))).collect(),
+                    leads: Leads::default(),
+                    views,
                     workers,
                     prompt_tokens: prompt.total,
                     by_tokens: true,
@@ -254,6 +292,29 @@ impl Router {
         };
         let refused = self.is_too_long(request, setting.prompt_tokens);
         Ok(if refused { setting.computing_nothing() } else { setting })
+    }
+
+    /// These tokens in each way that one of the workers cuts them, in order; at least one.
+    fn token_views(&self, ids: &[u32], request: &RequestInfo, workers: &[Arc<Worker>]) -> Vec<View> {
+        let model = request.model.as_deref();
+        let mut ways: Vec<Way> = workers.iter().map(|worker| way_of(worker, model)).collect();
+        ways.sort_unstable();
+        ways.dedup();
+        if ways.is_empty() {
+            ways.push((crate::limits::BLOCK_TOKENS, false));
+        }
+        let view = |way: Way| {
+            let (block_size, adapts) = way;
+            let adapter = model.filter(|_| adapts);
+            let space = TokenSpace { salt: request.salt.as_bytes(), adapter, block_size };
+            View {
+                chain: space.chain(self.hash_key, ids).into(),
+                block_tokens: f64::from(block_size),
+                media: SmallVec::new(),
+                way,
+            }
+        };
+        ways.into_iter().map(view).collect()
     }
 
     /// Whether every worker of its model refuses a prompt, which has more tokens than that takes. Of an
@@ -292,8 +353,14 @@ impl Router {
     fn by_text(&self, request: &RequestInfo, workers: Arc<[Arc<Worker>]>) -> Setting {
         let PromptSize { tokens, block_tokens, media } = self.token_sizes.prompt(request);
         let view = View { chain: Arc::clone(&request.chain.blocks), block_tokens, media, way: OF_TEXT };
+        let mut leads = Leads::default();
+        if !request.first_tokens.is_empty() {
+            leads.views = self.token_views(&request.first_tokens, request, &workers);
+            leads.are_of(&workers, request.model.as_deref());
+        }
         Setting {
             view_of: Vec::new(),
+            leads,
             workers,
             views: vec![view],
             prompt_tokens: tokens,

@@ -9,7 +9,7 @@ use keyway_text::{
     memory::{self, TOKENIZE_BYTES_EACH},
 };
 
-use super::{Model, PromptMemory, TokenPrompt, memory::Share};
+use super::{Known, Model, PromptMemory, TokenPrompt, memory::Share};
 use crate::{
     limits::{TOKENIZE_SLICE_BYTES, TOKENIZE_SLICE_PIECES},
     prompt::text::{self, Prompt, Unknown},
@@ -36,6 +36,8 @@ pub(super) struct Job {
     /// The one at hand.
     encoding: Option<Encoding>,
     done: Option<TokenPrompt>,
+    /// Whether that is the prompt's beginning alone.
+    beginning: bool,
 }
 
 impl Job {
@@ -50,6 +52,7 @@ impl Job {
             bytes: 0,
             encoding: None,
             done: None,
+            beginning: false,
         }
     }
 
@@ -61,7 +64,7 @@ impl Job {
     }
 
     /// Does all of it.
-    pub(super) fn whole(mut self) -> Result<TokenPrompt, Unknown> {
+    pub(super) fn whole(mut self) -> Result<Known, Unknown> {
         loop {
             if let Some(tokens) = self.slice()? {
                 return Ok(tokens);
@@ -70,7 +73,7 @@ impl Job {
     }
 
     /// Does one slice; the tokens, after the last.
-    pub(super) fn slice(&mut self) -> Result<Option<TokenPrompt>, Unknown> {
+    pub(super) fn slice(&mut self) -> Result<Option<Known>, Unknown> {
         let done = self.step();
         if !matches!(done, Ok(None)) {
             // Who has the result need not wait until the thread has put the job away.
@@ -79,7 +82,7 @@ impl Job {
         done
     }
 
-    fn step(&mut self) -> Result<Option<TokenPrompt>, Unknown> {
+    fn step(&mut self) -> Result<Option<Known>, Unknown> {
         let Some(rest) = &mut self.rest else {
             self.read()?;
             return Ok(None);
@@ -97,21 +100,36 @@ impl Job {
             None => match rest.next() {
                 Some(Prompt::Ids(ids)) => ids,
                 Some(Prompt::Text { text, add_special }) => {
-                    let encoding = tokenizer.begin(text, add_special);
-                    if let Some(memory) = &mut self.memory {
-                        let new = tokenizer.longest_new_piece(&encoding);
-                        memory.needs(self.bytes * TEXT_BYTES_EACH + new * TOKENIZE_BYTES_EACH)?;
-                    }
-                    self.encoding = Some(encoding);
-                    return Ok(None);
+                    return self.begin(text, add_special).map(|()| None);
                 }
-                None => return self.done.take().ok_or(Unknown::Unsupported).map(Some),
+                Some(Prompt::Beginning(text)) => {
+                    self.beginning = true;
+                    return self.begin(text, false).map(|()| None);
+                }
+                None => {
+                    let done = self.done.take().ok_or(Unknown::Unsupported)?;
+                    let known =
+                        if self.beginning { Known::Beginning(done.ids.into()) } else { Known::Whole(done) };
+                    return Ok(Some(known));
+                }
             },
         };
         let tokens = ids.len() as u64;
         let done = self.done.get_or_insert(TokenPrompt { ids, total: 0 });
         done.total += tokens;
         Ok(None)
+    }
+
+    /// Takes a text at hand.
+    fn begin(&mut self, text: String, add_special: bool) -> Result<(), Unknown> {
+        let tokenizer = &self.model.tokenizer;
+        let encoding = tokenizer.begin(text, add_special);
+        if let Some(memory) = &mut self.memory {
+            let new = tokenizer.longest_new_piece(&encoding);
+            memory.needs(self.bytes * TEXT_BYTES_EACH + new * TOKENIZE_BYTES_EACH)?;
+        }
+        self.encoding = Some(encoding);
+        Ok(())
     }
 
     /// The body to its prompts.
@@ -135,7 +153,9 @@ impl Job {
     fn is_too_long(&self, prompt: &Prompt) -> bool {
         let Some(context) = self.context else { return false };
         match prompt {
-            Prompt::Text { text, .. } => self.model.text.tokenizer.comes_to(text, context.saturating_add(1)),
+            Prompt::Text { text, .. } | Prompt::Beginning(text) => {
+                self.model.text.tokenizer.comes_to(text, context.saturating_add(1))
+            }
             Prompt::Ids(ids) => ids.len() > context,
         }
     }

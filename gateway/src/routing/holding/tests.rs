@@ -129,3 +129,28 @@ async fn a_cold_worker_is_not_spared_while_others_wait() {
     let (warm, cold) = rates(true);
     assert!((warm - cold).abs() < 1e-9, "{warm} {cold}");
 }
+
+/// Where it went by its tokens, a prompt with a picture is found by those that it begins with.
+#[tokio::test(start_paused = true)]
+async fn a_conversation_stays_where_it_is_when_its_first_picture_comes() {
+    for known in [true, false] {
+        let mut stayed = 0;
+        for name in 0..20_u32 {
+            let router = router(8);
+            clock::sleep(Duration::from_secs(60)).await;
+            let ids: Vec<u32> = (1_000 * name..1_000 * (name + 1)).collect();
+            let tokens = Some(TokenPrompt { ids: ids.clone(), total: 1_000 });
+            let of_text = RequestInfo { tokens, ..request(&format!("{name} ")) };
+            let mut before = router.choose(&of_text, &[]).await.unwrap();
+            before.ticket.stream_began(router.now());
+            let worker = before.worker.name.clone();
+            drop(before);
+            let first_tokens = if known { ids.into() } else { Box::default() };
+            let seen = RequestInfo { first_tokens, ..request(&format!("seen {name} ")) };
+            let after = router.choose(&seen, &[]).await.unwrap();
+            assert_eq!(after.pick.matched_tokens > 800, known, "{}", after.pick.matched_tokens);
+            stayed += u32::from(after.worker.name == worker);
+        }
+        assert_eq!(stayed == 20, known, "{stayed} of 20");
+    }
+}
