@@ -207,6 +207,15 @@ class Gateway:
         lines = self.decisions.read_text().splitlines() if self.decisions.exists() else []
         return [json.loads(line) for line in lines][self.first:]
 
+    def decision(self, nth):
+        """The choice of this number, from 0; it is written beside the answer, and may come after it."""
+        until = time.monotonic() + 10
+        while len(self.decided()) <= nth:
+            if time.monotonic() > until:
+                sys.exit(f"there is no choice {nth} in {self.decisions}")
+            time.sleep(0.01)
+        return self.decided()[nth]
+
 
 def tiny_model(args, kind):
     """The folder of a model; it is made there unless it is there."""

@@ -99,12 +99,13 @@ def pairs(chance):
 
 def asked(gateway, body, pause_s=0.0):
     """The gateway's choice for a request, and the tokens that the answer says it has and that were found."""
+    nth = len(gateway.decided())
     status, answer = ask(gateway.port, "POST", CHAT, body)
     if status != 200:
         sys.exit(f"{status}: {answer[:500]}")
     time.sleep(pause_s)
     answer = json.loads(answer)
-    return gateway.decided()[-1], answer["usage"]["prompt_tokens"], found_in(answer), answer["choices"][0]["message"]["content"]
+    return gateway.decision(nth), answer["usage"]["prompt_tokens"], found_in(answer), answer["choices"][0]["message"]["content"]
 
 
 def teach(gateway, chance):

@@ -64,13 +64,6 @@ def matched(choice, worker):
     return next(row["matched_blocks"] for row in choice["workers"] if row["worker"] == worker)
 
 
-def decision(gateway, nth):
-    """The choice for the request of this number; it is written beside the answer, and may come after it."""
-    while len(gateway.decided()) <= nth:
-        time.sleep(0.01)
-    return gateway.decided()[nth]
-
-
 def converse(gateway, args):
     """Of every request its tokens, what was predicted and found, its rank, and whether another one had more of it than that."""
     chance = random.Random(args.seed)
@@ -81,7 +74,7 @@ def converse(gateway, args):
             open_ones.append((Conversation(chance, chance.choice(systems)), args.turns, None))
         one, left, at = open_ones.pop(chance.randrange(len(open_ones)))
         tokens, found = turn(gateway, one, chance.randint(10, 60))
-        choice = decision(gateway, len(rows))
+        choice = gateway.decision(len(rows))
         worker = choice["worker"]
         forsaken = at not in (None, worker) and matched(choice, at) > matched(choice, worker)
         rows.append({"tokens": tokens, "predicted": choice["matched_tokens"], "found": found, "worker": worker,

@@ -209,6 +209,7 @@ def main():
     parse.add_argument("--engines", type=int, default=3)
     parse.add_argument("--requests", type=int, default=150)
     parse.add_argument("--runs", type=int, default=3)
+    parse.add_argument("--render", action="store_true", help="engines render prompts (--enable-scale-out), which vllm-router's cache_aware asks for")
     parse.add_argument("--rate", type=float, default=0, help="requests a second; 0: half of what the engines do")
     parse.add_argument("--turns", type=int, default=6)
     parse.add_argument("--at-a-time", type=int, default=18, help="conversations")
@@ -217,7 +218,8 @@ def main():
     args = parse.parse_args()
     names = [name for name in [*KEYWAY, *OTHERS] if name.replace(", ", " ") in args.only.split(",")]
     model, rows = tiny_model(args, "full"), {name: [] for name in names}
-    engines = [new_engine(args, args.scratch, model, nth, BLOCKS) for nth in range(args.engines)]
+    flags = ["--enable-scale-out"] if args.render else []
+    engines = [new_engine(args, args.scratch, model, nth, BLOCKS, flags) for nth in range(args.engines)]
     try:
         for engine in engines:
             engine.start()

@@ -15,6 +15,7 @@ What the gateway predicts of conversations' prompts under eviction, beside what 
   ranks   one vLLM with two data-parallel engines behind one URL: what is predicted, and what each finds (--by events,text)
   second  SGLang instead of vLLM: whether its answers come through as they are, and what conversations find by each way of choosing
   routers conversations, several at once, through Keyway and other routers in turn: what engines find, and time to the first token
+          (--render: engines render prompts, which vllm-router's cache_aware asks for)
 
 Of the first:
   --kinds full,window      tiny random models: one whose layers all keep a whole prompt, one most of whose keep a window
