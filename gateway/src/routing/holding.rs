@@ -22,6 +22,7 @@ use keyway_core::{
     waiting_room::{Ahead, CandidateSet, Place, Quote, RoomRules, Share, WaitingRoom, WorkerChooser},
 };
 use parking_lot::{Mutex, MutexGuard};
+use smallvec::SmallVec;
 use tokio::sync::{Notify, oneshot};
 
 use super::{Choice, Router, Rules, Setting, Ticket, setting::Few};
@@ -128,8 +129,9 @@ struct Counter<'a> {
     rules: Rules,
     /// Whether requests waited when it opened.
     others_wait: bool,
-    /// One for each set of workers that those who wait may go to; they are few, as there are few models.
-    rosters: Vec<Roster>,
+    /// One for each set of workers that those who wait may go to; mostly there is one request, and with it one
+    /// set.
+    rosters: SmallVec<[Roster; 1]>,
     decisions: Decisions,
 }
 
@@ -241,8 +243,7 @@ impl Router {
             horizon_ms: room.rules().horizon_ms,
             rules: *self.rules.read(),
             others_wait: !room.is_empty(),
-            // Mostly there is one request, and with it one set of workers.
-            rosters: Vec::with_capacity(1),
+            rosters: SmallVec::new(),
             decisions: Decisions::default(),
         }
     }

@@ -70,8 +70,8 @@ impl SeenBy<'_> {
 pub struct Setting {
     /// Those that serve the model, were up at the last look at the fleet, and were not tried yet.
     pub workers: Arc<[Arc<Worker>]>,
-    /// The prefix, in each way that a worker cuts it; at least one.
-    pub views: Vec<View>,
+    /// The prefix, in each way that a worker cuts it; at least one, and mostly no more.
+    pub views: SmallVec<[View; 1]>,
     /// Each worker's view; the first where it says nothing.
     pub view_of: Vec<usize>,
     leads: Leads,
@@ -278,7 +278,7 @@ impl Router {
                 Setting {
                     view_of: workers.iter().map(|worker| view_of(way_of(worker))).collect(),
                     leads: Leads::default(),
-                    views,
+                    views: views.into(),
                     workers,
                     prompt_tokens: prompt.total,
                     by_tokens: true,
@@ -362,7 +362,7 @@ impl Router {
             view_of: Vec::new(),
             leads,
             workers,
-            views: vec![view],
+            views: SmallVec::from_buf([view]),
             prompt_tokens: tokens,
             by_tokens: false,
             slow_start: self.options.slow_start,

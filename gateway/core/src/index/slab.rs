@@ -199,13 +199,23 @@ impl Slab {
     /// one after the other: where the next one is, is then known before this one has come from memory.
     fn stamp_row(&mut self, first: u32, blocks: &[BlockHash], stamp: u32) -> (u32, usize, u32) {
         let at = first as usize;
+        let mut row = Row { place: first, next: first, stamps: 0 };
+        let (fours, _) = blocks.as_chunks();
         if self.slots[at].older > first {
-            let (run, claims) = stamp_beside(self.slots[at..].iter_mut(), (first, 1), blocks, stamp);
-            (first + run.saturating_sub(1), run as usize, claims)
+            let (groups, _) = self.slots[at..].as_chunks_mut();
+            row.stamp_fours::<1, false>(groups.iter_mut().zip(fours), stamp);
+            let run = (row.place - first) as usize;
+            row.stamp::<1>(self.slots[at + run..].iter_mut().zip(&blocks[run..]), stamp);
+            let run = row.place - first;
+            (first + run.saturating_sub(1), run as usize, row.stamps & CLAIMS)
         } else {
-            let (run, claims) =
-                stamp_beside(self.slots[..=at].iter_mut().rev(), (first, u32::MAX), blocks, stamp);
-            (first - run.saturating_sub(1), run as usize, claims)
+            let (_, groups) = self.slots[..=at].as_rchunks_mut();
+            row.stamp_fours::<{ u32::MAX }, true>(groups.iter_mut().rev().zip(fours), stamp);
+            // Of the first slot of all the next place would be one before it.
+            let run = first.wrapping_sub(row.place) as usize;
+            row.stamp::<{ u32::MAX }>(self.slots[..at + 1 - run].iter_mut().rev().zip(&blocks[run..]), stamp);
+            let run = first.wrapping_sub(row.place);
+            (first - run.saturating_sub(1), run as usize, row.stamps & CLAIMS)
         }
     }
 
@@ -242,26 +252,59 @@ impl Slab {
     }
 }
 
-/// Stamps slots that stand at `first` and then `step` (1 or -1) further each, as [`Slab::stamp_run`] says;
-/// how many they are, and the bits of their claims. Nothing is counted on the way: this is the loop over
-/// each block of each prompt.
-fn stamp_beside<'a>(
-    slots: impl Iterator<Item = &'a mut Slot>,
-    (first, step): (u32, u32),
-    blocks: &[BlockHash],
-    stamp: u32,
-) -> (u32, u32) {
-    let (mut place, mut next, mut stamps) = (first, first, 0);
-    for (slot, hash) in slots.zip(blocks) {
-        if next != place || slot.hash != *hash {
-            break;
+/// How far slots that stand beside each other have been stamped, as [`Slab::stamp_run`] says.
+struct Row {
+    /// Where the next slot stands, if it stands beside the last.
+    place: u32,
+    /// Where it does stand.
+    next: u32,
+    /// The bits of all their stamps.
+    stamps: u32,
+}
+
+impl Row {
+    /// Stamps slots that stand `STEP` (1 or -1) from each other, four at a time for as long as all four go on;
+    /// `BACK`: a group's last slot comes first. This is the loop over each block of each prompt: one branch
+    /// for four of them, and nothing is counted.
+    fn stamp_fours<'a, const STEP: u32, const BACK: bool>(
+        &mut self,
+        groups: impl Iterator<Item = (&'a mut [Slot; 4], &'a [BlockHash; 4])>,
+        stamp: u32,
+    ) {
+        let order = if BACK { [3, 2, 1, 0] } else { [0, 1, 2, 3] };
+        for (slots, blocks) in groups {
+            let (mut differ, mut next) = (0, self.next);
+            for (i, slot) in order.into_iter().enumerate() {
+                let place = self.place.wrapping_add(STEP.wrapping_mul(i as u32));
+                differ |= slots[slot].hash.0 ^ blocks[i].0 | u64::from(next ^ place);
+                next = slots[slot].older;
+            }
+            if differ != 0 {
+                return;
+            }
+            for slot in slots {
+                self.stamps |= slot.stamp;
+                slot.stamp = slot.stamp & CLAIMS | stamp;
+            }
+            (self.place, self.next) = (self.place.wrapping_add(STEP.wrapping_mul(4)), next);
         }
-        stamps |= slot.stamp;
-        slot.stamp = slot.stamp & CLAIMS | stamp;
-        next = slot.older;
-        place = place.wrapping_add(step);
     }
-    (place.wrapping_sub(first).wrapping_mul(step), stamps & CLAIMS)
+
+    /// Stamps slots one by one.
+    fn stamp<'a, const STEP: u32>(
+        &mut self,
+        slots: impl Iterator<Item = (&'a mut Slot, &'a BlockHash)>,
+        stamp: u32,
+    ) {
+        for (slot, hash) in slots {
+            if self.next != self.place || slot.hash != *hash {
+                return;
+            }
+            self.stamps |= slot.stamp;
+            slot.stamp = slot.stamp & CLAIMS | stamp;
+            (self.place, self.next) = (self.place.wrapping_add(STEP), slot.older);
+        }
+    }
 }
 
 impl std::ops::Index<u32> for Slab {
