@@ -13,7 +13,7 @@ use std::time::Duration;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use keyway_core::pick::{Candidate, Policy, Turn};
 use keyway_core::waiting_room::Ahead;
-use keyway_core::{LoadSnapshot, Seen, WorkerId, consider};
+use keyway_core::{LoadSnapshot, PromptViews, WorkerId, consider};
 use keyway_wire::block_hash::BlockHash;
 
 use self::support::{Filled, PROMPT_BLOCKS, candidates, fill, unknown, view};
@@ -64,7 +64,7 @@ fn routes(c: &mut Criterion, filled: &Filled) {
                     let turn = Turn { counter: counter as u64, random: 7 };
                     consider(
                         Policy::Prefix,
-                        &Seen::of(&[view(chain)], &[]),
+                        &PromptViews::of(&[view(chain)], &[]),
                         &mut workers,
                         &ahead,
                         (Duration::ZERO, &turn),

@@ -13,7 +13,7 @@ use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use keyway_core::pick::{Candidate, Pick, Policy, Turn};
 use keyway_core::waiting_room::{Ahead, WorkerChooser};
 use keyway_core::{
-    CandidateSet, PrefixIndex, Quote, RoomRules, Seen, WaitingRoom, WorkerId, consider, quote,
+    CandidateSet, PrefixIndex, PromptViews, Quote, RoomRules, WaitingRoom, WorkerId, consider, quote,
 };
 use keyway_wire::block_hash::BlockHash;
 
@@ -44,7 +44,7 @@ impl WorkerChooser<&[BlockHash]> for Clerk<'_> {
         let (view, turn) = (view(chain), Turn { counter: 0, random: 7 });
         let pick = consider(
             Policy::Prefix,
-            &Seen::of(&[view], &[]),
+            &PromptViews::of(&[view], &[]),
             &mut workers,
             ahead,
             (Duration::ZERO, &turn),

@@ -71,6 +71,6 @@ pub use policy::{Policy, Reason, UnknownPolicy};
 pub use rate::{PrefillRate, Rates};
 pub use rate_limit::{RateLimit, Standing};
 pub use retry_budget::RetryBudget;
-pub use route::{Seen, consider, fill_matches, may_wait, quote};
+pub use route::{PromptViews, consider, fill_matches, may_wait, quote};
 pub use token_chain::TokenSpace;
 pub use waiting_room::{CandidateSet, Quote, RoomRules, WaitingRoom};

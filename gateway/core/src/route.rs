@@ -10,7 +10,7 @@ use crate::waiting_room::{Ahead, Quote};
 
 /// A request as each of the candidates sees it. Workers may cut prompts into blocks of different sizes.
 #[derive(Copy, Clone, Debug, Default)]
-pub struct Seen<'a> {
+pub struct PromptViews<'a> {
     /// The request in each way; matches are counted in blocks of the first.
     pub views: &'a [RequestView<'a>],
     /// A candidate's view, by its place; the first where it says nothing.
@@ -22,7 +22,7 @@ pub struct Seen<'a> {
     pub lead_of: &'a [(usize, WorkerId)],
 }
 
-impl<'a> Seen<'a> {
+impl<'a> PromptViews<'a> {
     /// That of a request without such a beginning.
     pub fn of(views: &'a [RequestView<'a>], view_of: &'a [usize]) -> Self {
         Self { views, view_of, ..Self::default() }
@@ -33,7 +33,7 @@ impl<'a> Seen<'a> {
 /// what waits `ahead` are filled in here.
 pub fn consider(
     policy: Policy,
-    seen: &Seen<'_>,
+    seen: &PromptViews<'_>,
     candidates: &mut [Candidate],
     ahead: &Ahead,
     (now, turn): (Duration, &Turn),
@@ -72,13 +72,13 @@ pub fn quote(
 }
 
 /// Says of each candidate how much of the request it holds, as [`consider`] does.
-pub fn fill_matches(seen: &Seen<'_>, candidates: &mut [Candidate], index: &PrefixIndex) {
+pub fn fill_matches(seen: &PromptViews<'_>, candidates: &mut [Candidate], index: &PrefixIndex) {
     match_all(seen, candidates, index);
 }
 
 /// [`fill_matches`]; gives the lengths of the matches too.
-fn match_all(seen: &Seen<'_>, candidates: &mut [Candidate], index: &PrefixIndex) -> MatchLengths {
-    let Seen { views, view_of, leads, .. } = *seen;
+fn match_all(seen: &PromptViews<'_>, candidates: &mut [Candidate], index: &PrefixIndex) -> MatchLengths {
+    let PromptViews { views, view_of, leads, .. } = *seen;
     let mut found = MatchLengths::default();
     let Some(first) = views.first() else { return found };
     for (n, view) in views.iter().enumerate() {
@@ -108,7 +108,7 @@ fn match_all(seen: &Seen<'_>, candidates: &mut [Candidate], index: &PrefixIndex)
 
 /// Where more is held of a prompt's first tokens than its text shows, that counts. A worker whose events tell
 /// what it holds names text by its tokens, and a prompt with a picture goes by its text.
-fn match_leads(seen: &Seen<'_>, candidates: &mut [Candidate], index: &PrefixIndex) {
+fn match_leads(seen: &PromptViews<'_>, candidates: &mut [Candidate], index: &PrefixIndex) {
     let Some(first) = seen.views.first() else { return };
     // Behind the first picture a block has other tokens than one of text.
     let most = first.media.first().map_or(first.chain.len(), |media| media.at_blocks as usize);
@@ -161,7 +161,7 @@ mod tests {
         let mut candidates = [idle(1), idle(2), idle(3)];
         let turn = Turn { counter: 0, random: 0 };
         let ahead = Ahead::default();
-        let seen = Seen::of(&views, &[0, 1, 0]);
+        let seen = PromptViews::of(&views, &[0, 1, 0]);
         let pick = consider(Policy::Prefix, &seen, &mut candidates, &ahead, (NOW, &turn), &index).unwrap();
         assert_eq!(candidates.map(|candidate| candidate.matched_blocks), [32, 48, 0]);
         assert_eq!((pick.index, pick.matched_tokens), (1, 768));
@@ -189,7 +189,7 @@ mod tests {
                 candidate.tiers = fetch.map(|tokens_per_ms| (cpu_tiers, tokens_per_ms));
             }
             let turn = Turn { counter: 0, random: 9 };
-            let (seen, ahead) = (Seen::of(&request, &[]), Ahead::default());
+            let (seen, ahead) = (PromptViews::of(&request, &[]), Ahead::default());
             let pick =
                 consider(Policy::Prefix, &seen, &mut candidates, &ahead, (NOW, &turn), &index).unwrap();
             (of[pick.index], pick.matched_tokens, pick.cost.fetch_ms)
@@ -216,7 +216,7 @@ mod tests {
         let turn = Turn { counter: 0, random: 9 };
         let (views, ahead) = ([request], Ahead::default());
         let mut route = |candidates: &mut [Candidate]| {
-            let seen = Seen::of(&views, &[]);
+            let seen = PromptViews::of(&views, &[]);
             let pick = consider(Policy::Prefix, &seen, candidates, &ahead, (NOW, &turn), &index)?;
             Some((pick, index.place(candidates[pick.index].worker, &chain)))
         };
@@ -249,7 +249,7 @@ mod tests {
         let (ahead, turn) = (Ahead::default(), Turn { counter: 0, random: 0 });
         let route = |index: &PrefixIndex, leads: &[RequestView<'_>]| {
             let mut candidates = [idle(1), idle(2), idle(3)];
-            let seen = Seen { leads, lead_of: &lead_of, ..Seen::of(&views, &[]) };
+            let seen = PromptViews { leads, lead_of: &lead_of, ..PromptViews::of(&views, &[]) };
             let pick = consider(Policy::Prefix, &seen, &mut candidates, &ahead, (NOW, &turn), index).unwrap();
             (pick.index, pick.matched_tokens, candidates.map(|candidate| candidate.matched_blocks))
         };
@@ -271,7 +271,7 @@ mod tests {
         let mut busy = [idle(1)];
         busy[0].load.pace.backlog_ms = 900.0;
         let (ahead, turn, index) = (Ahead::default(), Turn { counter: 0, random: 9 }, PrefixIndex::new(0));
-        let seen = Seen::of(&view, &[]);
+        let seen = PromptViews::of(&view, &[]);
         let pick = consider(Policy::Prefix, &seen, &mut busy, &ahead, (NOW, &turn), &index).unwrap();
         let backlog = |policy, holds, tokens| quote(policy, holds, tokens, &busy, &pick).backlog_ms;
         assert_eq!(backlog(Policy::Prefix, true, 65), 900.0);

@@ -99,10 +99,13 @@ fn asked(config: &Config) -> Outcome {
     let upstream = Upstream::new(Connector::new(config.timeouts.connect), shortages);
     let found = runtime.block_on(async {
         let fleet = Fleet::new(&config.workers, Duration::ZERO, &Ejections::new(Clock::start(), None));
-        let workers = fleet.all();
+        // In the order in which they are listed, which is not the fleet's.
+        let all = fleet.all();
+        let named = |name: String| all.iter().find(|worker| worker.name == name).cloned();
+        let workers: Vec<_> = config.workers.iter().filter_map(|listed| named(listed.name())).collect();
         let asked = workers.iter().map(|worker| probe::once(worker, &upstream, &metrics));
         let found = join_all(asked).await;
-        workers.iter().cloned().zip(found).collect::<Vec<_>>()
+        workers.into_iter().zip(found).collect::<Vec<_>>()
     });
     let mut unusable = 0;
     for (worker, found) in &found {

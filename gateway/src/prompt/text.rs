@@ -1,7 +1,7 @@
 //! A request's body to the text that the engine would tokenise: the chat template rendered with everything
-//! the client sent for it, or a completion's prompts. It follows keyway-worker and vLLM. Which tokens an image
-//! becomes only the engine knows, so of a chat with one the text ends where the first message with one begins.
-//! With a template of its own a request has no text here at all, and is routed by its body's text.
+//! the client sent for it, or a completion's prompts. It follows keyway-worker and vLLM. Which tokens an
+//! image becomes only the engine knows, so of a chat with one the text ends where the first message with one
+//! begins. With a template of its own a request has no text here at all, and is routed by its body's text.
 
 use std::borrow::Cow;
 
@@ -144,9 +144,9 @@ fn chat(body: &[u8], template: &ChatTemplate) -> Result<Prompt, Unknown> {
     }
 }
 
-/// Stands for the content of a message that is not all text, to find in the rendered prompt where that message
-/// begins. Private use characters, so that no client's text is taken for it by chance; if one is, the prompt's
-/// known beginning is shorter.
+/// Stands for the content of a message that is not all text, to find in the rendered prompt where that
+/// message begins. Private use characters, so that no client's text is taken for it by chance; if one is, the
+/// prompt's known beginning is shorter.
 const NO_TEXT: &str = "\u{f8ff}keyway: no text\u{f8ff}";
 
 /// Makes a message what templates expect, as a worker makes it: calls' arguments objects, no content an empty
@@ -292,7 +292,7 @@ mod tests {
             read(json!([odd, shown]), json!({})),
             Ok(Prompt::Beginning("<|im_start|>user\n".to_owned()))
         );
-        // A template that reads parts, and one that leaves the message out and so says nothing of where it would be.
+        // A template that reads parts, and one that leaves the message out: where it would be is not said.
         let by = |source: &str| {
             let template = ChatTemplate::from_source(source, Map::new()).unwrap();
             let asked = json!({ "role": "user", "content": [{ "type": "text", "text": "x" }] });

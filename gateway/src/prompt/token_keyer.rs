@@ -122,8 +122,8 @@ impl TokenKeyer {
         self.models.contains_key(model)
     }
 
-    /// The tokens of a request's prompt; `None` where it is to be routed by its text alone. `context`: the most
-    /// tokens that any worker has room for, asked for where the prompt is long.
+    /// The tokens of a request's prompt; `None` where it is to be routed by its text alone. `context`: the
+    /// most tokens that any worker has room for, asked for where the prompt is long.
     pub async fn tokens(
         &self,
         path: &str,

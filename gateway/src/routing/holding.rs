@@ -129,8 +129,8 @@ struct Counter<'a> {
     rules: Rules,
     /// Whether requests waited when it opened.
     others_wait: bool,
-    /// One for each set of workers that those who wait may go to; mostly there is one request, and with it one
-    /// set.
+    /// One for each set of workers that those who wait may go to; mostly there is one request, and with it
+    /// one set.
     rosters: SmallVec<[Roster; 1]>,
     decisions: Decisions,
 }

@@ -10,7 +10,7 @@ use keyway_core::{
     pick::{Candidate, RequestView},
     rate::Rates,
     refusals::{Eligible, Stance},
-    route::Seen,
+    route::PromptViews,
     slow_start::ramps,
     token_chain::TokenSpace,
 };
@@ -51,7 +51,7 @@ struct Leads {
     of: Vec<(usize, WorkerId)>,
 }
 
-/// A request as some of its workers see it, laid out for [`Seen`].
+/// A request as some of its workers see it, laid out for [`PromptViews`].
 pub(super) struct SeenBy<'a> {
     views: Few<RequestView<'a>>,
     view_of: Few<usize>,
@@ -60,8 +60,8 @@ pub(super) struct SeenBy<'a> {
 }
 
 impl SeenBy<'_> {
-    pub(super) fn seen(&self) -> Seen<'_> {
-        Seen { views: &self.views, view_of: &self.view_of, leads: &self.leads, lead_of: &self.lead_of }
+    pub(super) fn seen(&self) -> PromptViews<'_> {
+        PromptViews { views: &self.views, view_of: &self.view_of, leads: &self.leads, lead_of: &self.lead_of }
     }
 }
 

@@ -3,8 +3,8 @@
 //! asked itself, nor where that would change more than the usage.
 //!
 //! What a worker's streams look like unasked differs between engines and requests (SGLang writes
-//! `"usage":null` into some chunks where tools may be called, vLLM nothing), so a worker's first stream of each
-//! kind passes unasked and shows it. Of the others the first chunk does.
+//! `"usage":null` into some chunks where tools may be called, vLLM nothing), so a worker's first stream of
+//! each kind passes unasked and shows it. Of the others the first chunk does.
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
 

@@ -3,7 +3,7 @@
 //! lets requests wait.
 
 use keyway_core::{
-    PrefixIndex, Seen, fill_matches,
+    PrefixIndex, PromptViews, fill_matches,
     pick::{Candidate, RequestView, Turn},
 };
 
@@ -33,7 +33,7 @@ impl Contender {
         if let Self::Ours(_) = self {
             return None;
         }
-        fill_matches(&Seen::of(&[*request], &[]), candidates, index);
+        fill_matches(&PromptViews::of(&[*request], &[]), candidates, index);
         if self == Self::Threshold {
             return Some(threshold(request, candidates, turn));
         }

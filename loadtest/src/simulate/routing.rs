@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use keyway_core::{
-    RoomRules, Seen, WorkerId, consider, may_wait,
+    PromptViews, RoomRules, WorkerId, consider, may_wait,
     pick::{Candidate, RequestView, Turn},
     quote,
     waiting_room::{Ahead, CandidateSet, Quote, WorkerChooser},
@@ -129,7 +129,7 @@ impl WorkerChooser<Arrival> for Clerk<'_, '_> {
         };
         let pick = consider(
             policy,
-            &Seen::of(&[view], &[]),
+            &PromptViews::of(&[view], &[]),
             &mut candidates,
             ahead,
             (Duration::from_nanos(self.at), &turn),

@@ -263,9 +263,9 @@ struct Row {
 }
 
 impl Row {
-    /// Stamps slots that stand `STEP` (1 or -1) from each other, four at a time for as long as all four go on;
-    /// `BACK`: a group's last slot comes first. This is the loop over each block of each prompt: one branch
-    /// for four of them, and nothing is counted.
+    /// Stamps slots that stand `STEP` (1 or -1) from each other, four at a time for as long as all four go
+    /// on; `BACK`: a group's last slot comes first. This is the loop over each block of each prompt: one
+    /// branch for four of them, and nothing is counted.
     fn stamp_fours<'a, const STEP: u32, const BACK: bool>(
         &mut self,
         groups: impl Iterator<Item = (&'a mut [Slot; 4], &'a [BlockHash; 4])>,

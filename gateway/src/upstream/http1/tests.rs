@@ -95,7 +95,7 @@ async fn by_hyper(method: Method, answer: Vec<u8>) -> Option<Answered> {
     }
     let body = body.collect().await.ok()?;
     let mut trailers = body.trailers().cloned().unwrap_or_default();
-    // How long a message is, its head alone may say (RFC 9110, section 6.5.1); hyper leaves that to its users.
+    // How long a message is, its head alone may say (RFC 9110, section 6.5.1); hyper leaves that to others.
     trailers.remove(CONTENT_LENGTH);
     trailers.remove(TRANSFER_ENCODING);
     Some((parts.status, parts.headers, body.to_bytes().to_vec(), trailers))
