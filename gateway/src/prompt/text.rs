@@ -285,6 +285,24 @@ mod tests {
         for messages in [json!([said, answer, shown]), json!([said, answer, shown, answer, shown])] {
             assert_eq!(read(messages, json!({})), Ok(Prompt::Beginning(beginning.to_owned())));
         }
+        // Whatever it is that is no text, wherever it stands, and in whoever's message.
+        let others = [
+            json!({ "type": "input_audio", "input_audio": { "data": "AAAA", "format": "wav" } }),
+            json!({ "type": "video_url", "video_url": { "url": "http://x" } }),
+            json!({ "type": "file", "file": { "file_id": "f" } }),
+            json!({ "type": "text" }),
+            json!("bare"),
+        ];
+        for (other, role) in others.iter().zip(["user", "tool", "user", "user", "user"]) {
+            for parts in [json!([other]), json!([other, seen]), json!([seen, other])] {
+                let odd = json!({ "role": role, "content": parts });
+                let Ok(Prompt::Beginning(text)) = read(json!([said, answer, odd, said]), json!({})) else {
+                    panic!("{odd}")
+                };
+                assert!(beginning.starts_with(&text) || role == "tool", "{odd}: {text}");
+                assert!(text.contains("z<|im_end|>") && !text.contains(NO_TEXT), "{odd}: {text}");
+            }
+        }
         // What is set around a prompt, and a client that writes the mark.
         assert_eq!(read(json!([shown]), json!({ "add_special_tokens": true })), Err(Unknown::Unsupported));
         let odd = json!({ "role": "user", "content": NO_TEXT });
