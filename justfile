@@ -21,8 +21,7 @@ bench NAME="index":
 
 # two builds of the gateway on one core: CPU per request and event
 against BASE:
-    cargo build --release -p keyway -p keyway-loadtest -p keyway-worker
-    BIN_DIR=target/release tests/external/data_plane/run.sh at-once --base {{BASE}}
+    tests/external/data_plane/run.sh at-once --base {{BASE}}
 
 # where a running gateway's time goes, for ten seconds
 profile PID:

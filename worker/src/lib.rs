@@ -47,4 +47,4 @@ pub use parallel::expert_parallel::run_rank;
 pub use parallel::expert_parallel::{ListenError, RankExit, RankGroup, RankOptions};
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 pub use parallel::expert_parallel::{run_synthetic_rank, synthetic_on_gpus};
-pub use worker::{RunningWorker, StartError, WorkerOptions, builtin_text, start};
+pub use worker::{OptionsError, RunningWorker, StartError, WorkerOptions, builtin_text, start};

@@ -2,6 +2,7 @@
 //! one.
 
 mod engines;
+mod error;
 mod gpu;
 mod kv_memory;
 mod spread;
@@ -18,6 +19,8 @@ use keyway_text::{TextError, TextModel};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, oneshot};
 
+pub use error::{OptionsError, StartError};
+
 use crate::answer::answer_format::{CallFormat, Formats, ReasoningFormat};
 use crate::api::{App, ServedModel};
 use crate::device::DeviceChoice;
@@ -26,7 +29,7 @@ use crate::engine::block_manager::CacheChange;
 use crate::engine::engines::Engines;
 use crate::engine::generation_config::{GenerationConfig, GenerationConfigError};
 use crate::engine::grammar::GrammarCompiler;
-use crate::engine::kv_events::{BoundAddrs, KvEventOptions, KvEventsError, Publisher};
+use crate::engine::kv_events::{BoundAddrs, KvEventOptions, Publisher};
 use crate::engine::scheduler::StepLimits;
 use crate::engine::{EngineHandle, EngineOptions};
 use crate::limits::{
@@ -35,7 +38,7 @@ use crate::limits::{
 use crate::memory;
 use crate::metrics::{ExpertMetrics, MetricsPage, StaticInfo};
 use crate::model::ExpertParallelOptions;
-use crate::model::{KvLayout, LoadedModel, ModelError, ModelInfo, ModelSource, Quantize, builtin};
+use crate::model::{KvLayout, LoadedModel, ModelInfo, ModelSource, Quantize, builtin};
 use crate::request_memory::{self, RequestMemory};
 use crate::{
     limits::ClientBounds,
@@ -131,37 +134,6 @@ impl WorkerOptions {
             max_running: self.max_running.unwrap_or(running.min(self.max_batched_tokens.unwrap_or(running))),
         }
     }
-}
-
-/// Why a worker did not start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The address cannot be bound.
-    #[error("cannot listen on {addr}: {source}")]
-    Listen {
-        /// The address asked for.
-        addr: SocketAddr,
-        /// Why the system refuses it, such as a port that is in use.
-        source: std::io::Error,
-    },
-    /// The addresses for KV events cannot be bound.
-    #[error(transparent)]
-    KvEvents(#[from] KvEventsError),
-    /// Options that cannot be, or not together.
-    #[error("{0}")]
-    Options(String),
-    /// The model cannot be loaded.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// The model's tokenizer or chat template cannot be loaded.
-    #[error(transparent)]
-    Text(#[from] TextError),
-    /// The model's generation defaults cannot be loaded.
-    #[error(transparent)]
-    GenerationConfig(#[from] GenerationConfigError),
-    /// The engine's thread cannot be started.
-    #[error("cannot start the engine: {0}")]
-    Engine(String),
 }
 
 /// A worker that serves until it is shut down. Dropping it shuts it down too, without waiting.
@@ -346,10 +318,10 @@ async fn on_cpu(model: LoadedModel, options: &WorkerOptions) -> Result<Computing
 
 /// Runs what would hold up the runtime's threads.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, StartError> {
-    tokio::task::spawn_blocking(work).await.map_err(|e| StartError::Engine(e.to_string()))
+    tokio::task::spawn_blocking(work).await.map_err(StartError::engine)
 }
 
-fn check_options(options: &WorkerOptions) -> Result<(), StartError> {
+fn check_options(options: &WorkerOptions) -> Result<(), OptionsError> {
     let positive = [
         ("block size", options.block_size),
         ("number of KV blocks", options.num_kv_blocks.unwrap_or(1)),
@@ -361,45 +333,33 @@ fn check_options(options: &WorkerOptions) -> Result<(), StartError> {
         ("expert-parallel size", options.expert_parallel.size),
     ];
     if let Some((what, _)) = positive.iter().find(|(_, value)| *value == 0) {
-        return Err(StartError::Options(format!("the {what} must be at least 1")));
+        return Err(OptionsError::Zero(what));
     }
     if let Some(share) = options.memory_utilization
         && !(f64::MIN_POSITIVE..=1.0).contains(&share)
     {
-        return Err(StartError::Options(format!("memory-utilization {share} must be above 0 and at most 1")));
+        return Err(OptionsError::MemoryUtilization(share));
     }
     if let Some(bytes) = options.request_memory.filter(|bytes| *bytes < REQUEST_MEMORY_LEAST) {
-        let least = REQUEST_MEMORY_LEAST >> 20;
-        let message = format!("request-memory {bytes} must be at least {least}MiB");
-        return Err(StartError::Options(message));
+        return Err(OptionsError::RequestMemory(bytes));
     }
-    if options.expert_parallel.size > RANKS_MAX {
-        let size = options.expert_parallel.size;
-        return Err(StartError::Options(format!("expert-parallel-size {size} must be at most {RANKS_MAX}")));
+    let ExpertParallelOptions { size, data_parallel_attention, deadline, .. } = options.expert_parallel;
+    if size > RANKS_MAX {
+        return Err(OptionsError::Ranks(size));
     }
-    if options.expert_parallel.data_parallel_attention {
-        if options.expert_parallel.size == 1 {
-            let message = "data-parallel-attention needs expert-parallel-size or expert-parallel-hosts";
-            return Err(StartError::Options(message.to_owned()));
-        }
-        if options.memory_utilization.is_some() {
-            let message =
-                "with data-parallel-attention use kv-cache-memory, of each engine, not memory-utilization";
-            return Err(StartError::Options(message.to_owned()));
-        }
+    if data_parallel_attention && size == 1 {
+        return Err(OptionsError::AttentionOfOneRank);
     }
-    if options.expert_parallel.deadline < DEADLINE_MIN {
-        return Err(StartError::Options(format!(
-            "expert-parallel-deadline must be at least {DEADLINE_MIN:?}"
-        )));
+    if data_parallel_attention && options.memory_utilization.is_some() {
+        return Err(OptionsError::AttentionMemory);
+    }
+    if deadline < DEADLINE_MIN {
+        return Err(OptionsError::Deadline);
     }
     if let (Some(tokens), Some(running)) = (options.max_batched_tokens, options.max_running)
         && tokens < running
     {
-        return Err(StartError::Options(format!(
-            "max-batched-tokens ({tokens}) must not be below max-running ({running}): each running sequence needs a \
-             token per step"
-        )));
+        return Err(OptionsError::TokensBelowRunning { tokens, running });
     }
     Ok(())
 }

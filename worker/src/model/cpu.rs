@@ -125,7 +125,7 @@ impl Backend for CpuBackend {
         if chunks.is_empty() {
             return Ok(());
         }
-        self.step_in_group(chunks, logits).map_err(|GroupError(reason)| StepError(reason))
+        self.step_in_group(chunks, logits).map_err(|error| StepError(error.to_string()))
     }
 
     fn keep_alive_every(&self) -> Option<Duration> {

@@ -75,7 +75,7 @@ impl Joint for CpuBackend {
         if let Err(error) = done {
             return Err(match group.fail(&error) {
                 Ok(()) => JointError::Lost(error.to_string()),
-                Err(GroupError(reason)) => JointError::Failed(reason),
+                Err(error) => JointError::Failed(error.to_string()),
             });
         }
         if let Err(error) = group.step_done(&mut self.decoder.weights) {

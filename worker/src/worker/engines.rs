@@ -51,7 +51,7 @@ pub(super) fn backends(
     match experts {
         Some(experts) if count > 1 => {
             let ranks = data_parallel::backends(backend, count, Arc::clone(experts));
-            let ranks = ranks.map_err(|e| StartError::Engine(e.to_string()))?;
+            let ranks = ranks.map_err(StartError::engine)?;
             Ok(ranks.into_iter().map(|rank| Box::new(rank) as _).collect())
         }
         _ => Ok(vec![Box::new(backend)]),
@@ -65,17 +65,16 @@ pub(super) fn start(
     info: &StaticInfo<'_>,
     publishers: Vec<Publisher>,
 ) -> Result<Started, StartError> {
-    let failed = |e: &dyn std::fmt::Display| StartError::Engine(e.to_string());
     let count = backends.len();
     let (handles, metrics, threads) = (Vec::new(), Vec::new(), Vec::new());
     let mut started = Started { handles, metrics, threads, stopped: Arc::default() };
     let mut publishers = publishers.into_iter();
     for (rank, backend) in backends.into_iter().enumerate() {
-        let metrics = Metrics::of_rank(info, (count > 1).then_some(rank)).map_err(|e| failed(&e))?;
+        let metrics = Metrics::of_rank(info, (count > 1).then_some(rank)).map_err(StartError::engine)?;
         let metrics = Arc::new(metrics);
         let recorder = publishers.next().map(|publisher| publish(publisher, rank, &*backend, &metrics));
         let spawned =
-            engine::spawn(backend, options.clone(), Arc::clone(&metrics)).map_err(|e| failed(&e))?;
+            engine::spawn(backend, options.clone(), Arc::clone(&metrics)).map_err(StartError::engine)?;
         if let Some(recorder) = recorder {
             spawned.handle.follow(recorder);
         }

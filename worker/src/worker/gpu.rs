@@ -1,6 +1,6 @@
 //! Whether a GPU computes, and a model that is started on one. Builds without the feature `cuda` have none.
 
-use super::{StartError, WorkerOptions};
+use super::{OptionsError, StartError, WorkerOptions};
 use crate::device::DeviceChoice;
 
 #[cfg(not(feature = "cuda"))]
@@ -18,7 +18,7 @@ pub(super) fn choose(options: &WorkerOptions) -> Result<Option<(Gpu, usize)>, St
     let gpu = match options.device {
         DeviceChoice::Cpu => None,
         DeviceChoice::Cuda(number) => {
-            let gpu = usable(options, number).map_err(|why| StartError::Options(why.to_string()))?;
+            let gpu = usable(options, number).map_err(|why| OptionsError::Gpu(Box::new(why)))?;
             Some((gpu, number))
         }
         DeviceChoice::Auto => match usable(options, 0) {
@@ -41,13 +41,8 @@ pub(super) fn choose(options: &WorkerOptions) -> Result<Option<(Gpu, usize)>, St
 }
 
 /// Whether the CPU computes what the options ask for.
-fn check_cpu(options: &WorkerOptions) -> Result<(), StartError> {
-    if !options.fp8_kv {
-        return Ok(());
-    }
-    let reason =
-        "kv-cache-dtype fp8 is a GPU's, and the CPU computes: leave it out, or run with --device cuda";
-    Err(StartError::Options(reason.to_owned()))
+fn check_cpu(options: &WorkerOptions) -> Result<(), OptionsError> {
+    if options.fp8_kv { Err(OptionsError::Fp8OnCpu) } else { Ok(()) }
 }
 
 /// Whether the CPU shall compute after a GPU could not, for this reason; errs with it if not.
@@ -182,7 +177,7 @@ mod present {
     ) -> Result<(CudaBackend<Gpu>, Option<Arc<ExpertMetrics>>), StartError> {
         let (group, metrics) = gpu_group(options, model)?;
         let backend = backend.with_group(group, OPEN_MAILBOXES);
-        Ok((backend.map_err(|e| StartError::Engine(e.to_string()))?, Some(metrics)))
+        Ok((backend.map_err(StartError::engine)?, Some(metrics)))
     }
 
     /// Never called for several ranks: without Linux such options are refused before.
@@ -234,7 +229,8 @@ mod tests {
     #[test]
     fn the_cpu_keeps_no_kv_in_fp8() {
         let options = WorkerOptions { fp8_kv: true, ..WorkerOptions::default() };
-        let Err(StartError::Options(reason)) = choose(&options) else { panic!("it is taken") };
+        let Err(StartError::Options(refused)) = choose(&options) else { panic!("it is taken") };
+        let reason = refused.to_string();
         assert!(reason.contains("kv-cache-dtype") && reason.contains("--device cuda"), "{reason}");
         assert_eq!(reason.lines().count(), 1);
         assert!(matches!(choose(&WorkerOptions::default()), Ok(None)));

@@ -1,6 +1,6 @@
 //! How much memory the KV cache takes, and what fits into it.
 
-use super::{StartError, WorkerOptions};
+use super::{OptionsError, WorkerOptions};
 use crate::engine::block_manager::GroupRules;
 use crate::limits::{GPU_KV_SHARE, KV_BYTES_DEFAULT};
 use crate::memory;
@@ -22,7 +22,7 @@ pub(super) fn kv_layout(
     options: &WorkerOptions,
     info: &ModelInfo,
     place: Place,
-) -> Result<(KvLayout, usize), StartError> {
+) -> Result<(KvLayout, usize), OptionsError> {
     let is_on_gpu = matches!(place, Place::Device { .. });
     let (block_size, chunk) = (options.block_size, options.limits(is_on_gpu).max_batched_tokens);
     let num_blocks = match options.num_kv_blocks {
@@ -32,25 +32,21 @@ pub(super) fn kv_layout(
     let rules = GroupRules::new(&info.cache_groups, block_size);
     let capacity = rules.longest(num_blocks, chunk);
     if capacity == 0 {
-        return Err(StartError::Options(format!(
-            "num-kv-blocks {num_blocks} is too few for {}: even a short sequence needs {}",
-            info.name,
-            rules.blocks_needed(1, chunk)
-        )));
+        return Err(OptionsError::FewBlocks {
+            blocks: num_blocks,
+            model: info.name.clone(),
+            needed: rules.blocks_needed(1, chunk),
+        });
     }
     let max_model_len = match options.max_model_len {
         None => info.max_model_len.min(capacity),
         Some(len) if len > info.max_model_len => {
-            return Err(StartError::Options(format!(
-                "max-model-len {len} is more than the {} tokens {} was made for",
-                info.max_model_len, info.name
-            )));
+            let (most, model) = (info.max_model_len, info.name.clone());
+            return Err(OptionsError::BeyondModel { len, most, model });
         }
         Some(len) if len > capacity => {
-            return Err(StartError::Options(format!(
-                "{num_blocks} KV blocks hold {capacity} tokens: max-model-len {len} needs num-kv-blocks {}",
-                rules.blocks_needed(len, chunk)
-            )));
+            let needed = rules.blocks_needed(len, chunk);
+            return Err(OptionsError::BeyondCache { blocks: num_blocks, capacity, len, needed });
         }
         Some(len) => len,
     };
@@ -58,7 +54,7 @@ pub(super) fn kv_layout(
 }
 
 /// Memory that the KV cache shall take, called once the weights are loaded.
-fn kv_bytes(options: &WorkerOptions, place: Place) -> Result<usize, StartError> {
+fn kv_bytes(options: &WorkerOptions, place: Place) -> Result<usize, OptionsError> {
     let share_of = |free: usize, share: f64| (free as f64 * share) as usize;
     match (options.kv_cache_memory, options.memory_utilization, place) {
         (Some(bytes), ..) => Ok(bytes),
@@ -66,9 +62,7 @@ fn kv_bytes(options: &WorkerOptions, place: Place) -> Result<usize, StartError> 
         (None, None, Place::Host) => Ok(KV_BYTES_DEFAULT),
         (None, Some(share), Place::Host) => match memory::available_bytes() {
             Some(free) => Ok(share_of(free, share)),
-            None => Err(StartError::Options(
-                "this system does not say how much memory is free: use kv-cache-memory".to_owned(),
-            )),
+            None => Err(OptionsError::FreeMemory),
         },
     }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{StartError, WorkerOptions};
+use super::{OptionsError, StartError, WorkerOptions};
 use crate::metrics::ExpertMetrics;
 #[cfg(feature = "cuda")]
 use crate::model::{Attention, ModelInfo};
@@ -35,7 +35,9 @@ mod linux {
 
     #[cfg(feature = "cuda")]
     use super::OnGpu;
-    use super::{Arc, CpuBackend, ExpertMetrics, KvLayout, LoadedModel, StartError, WorkerOptions};
+    use super::{
+        Arc, CpuBackend, ExpertMetrics, KvLayout, LoadedModel, OptionsError, StartError, WorkerOptions,
+    };
     use crate::engine::scheduler::StepLimits;
     use crate::limits::{EXPERT_MESSAGE_BYTES_MAX, SCORED_TOKENS_PER_STEP_MAX};
     #[cfg(feature = "cuda")]
@@ -78,11 +80,7 @@ mod linux {
         if attention.is_some() {
             let step = step_words(&limits, groups, kv, max_model_len);
             if !options.expert_parallel.hosts.is_empty() && step > EXPERT_MESSAGE_BYTES_MAX / 4 {
-                return Err(StartError::Options(format!(
-                    "with data-parallel-attention a step may take {} MiB of block tables, more than a message: \
-                     lower max-running or max-model-len",
-                    step >> 18
-                )));
+                return Err(OptionsError::AttentionStep { mib: step >> 18 }.into());
             }
             words = words.max(step).max(model.output_words());
         }
@@ -105,15 +103,12 @@ mod linux {
     }
 
     /// Every rank holds an expert. `counts`: of each layer.
-    fn check_size(size: usize, counts: &[usize], name: &str) -> Result<(), StartError> {
-        let fewest = counts.iter().copied().filter(|count| *count > 0).min().unwrap_or(0);
-        if size <= fewest {
+    fn check_size(ranks: usize, counts: &[usize], model: &str) -> Result<(), OptionsError> {
+        let experts = counts.iter().copied().filter(|count| *count > 0).min().unwrap_or(0);
+        if ranks <= experts {
             return Ok(());
         }
-        let most = fewest.max(1);
-        Err(StartError::Options(format!(
-            "{name} has {fewest} experts: expert-parallel-size {size} must be at most {most}"
-        )))
+        Err(OptionsError::RanksWithoutExpert { model: model.to_owned(), experts, ranks })
     }
 
     /// A group of processes with a GPU each, or a part of one, not started.
@@ -125,7 +120,7 @@ mod linux {
         let (size, counts) = (options.expert_parallel.size, model.experts);
         check_size(size, counts, &model.info.name)?;
         let most = counts.iter().copied().max().unwrap_or(0);
-        let metrics = ExpertMetrics::new(size, most).map_err(|e| StartError::Engine(e.to_string()))?;
+        let metrics = ExpertMetrics::new(size, most).map_err(StartError::engine)?;
         let attention = options.expert_parallel.data_parallel_attention.then_some(model.attention);
         let mut words: usize = counts.iter().sum();
         let limits = options.limits(true);
@@ -160,7 +155,7 @@ mod linux {
     ) -> Result<(CpuBackend, Arc<ExpertMetrics>), StartError> {
         let Spread { ranks, experts, attention } = spread;
         let metrics = ExpertMetrics::new(ranks.options.size, experts);
-        let metrics = metrics.map_err(|e| StartError::Engine(e.to_string()))?;
+        let metrics = metrics.map_err(StartError::engine)?;
         let of_group = Arc::clone(&metrics);
         let backend = blocking(move || {
             let options = GroupOptions {
@@ -185,7 +180,7 @@ mod linux {
                 Box::new(Hosts::listen(hosts).map_err(refused)?)
             };
             let group = ExpertGroup::new(&model, quantize, options, supervisor, of_group)?;
-            backend.with_group(group).map_err(|error| StartError::Engine(error.to_string()))
+            backend.with_group(group).map_err(StartError::engine)
         });
         Ok((backend.await??, metrics))
     }
@@ -196,7 +191,9 @@ pub(super) use elsewhere::{plan, start};
 
 #[cfg(not(target_os = "linux"))]
 mod elsewhere {
-    use super::{Arc, CpuBackend, ExpertMetrics, KvLayout, LoadedModel, StartError, WorkerOptions};
+    use super::{
+        Arc, CpuBackend, ExpertMetrics, KvLayout, LoadedModel, OptionsError, StartError, WorkerOptions,
+    };
 
     /// Experts spread over processes, which takes Linux: there are none here.
     pub(in crate::worker) enum Spread {}
@@ -209,7 +206,7 @@ mod elsewhere {
     ) -> Result<Option<Spread>, StartError> {
         match options.expert_parallel.size {
             1 => Ok(None),
-            _ => Err(StartError::Options("expert-parallel-size needs Linux".to_owned())),
+            _ => Err(OptionsError::NeedsLinux.into()),
         }
     }
 

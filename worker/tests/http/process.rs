@@ -116,7 +116,7 @@ async fn it_announces_itself_and_ends_on_sigterm() {
 #[tokio::test]
 async fn options_that_cannot_be_are_refused_with_what_to_do() {
     let refused = async |options: WorkerOptions| match start(options).await {
-        Err(StartError::Options(message)) => message,
+        Err(StartError::Options(error)) => error.to_string(),
         other => panic!("{other:?}"),
     };
     let message =

@@ -193,6 +193,6 @@ fn ended(failure: Failure) -> RankError {
     match failure {
         Failure::Rank(error) => error.into(),
         Failure::Device(error) => failed(error).into(),
-        Failure::Group(GroupError(reason)) => ModelError::Device(reason).into(),
+        Failure::Group(error) => ModelError::Device(error.to_string()).into(),
     }
 }

@@ -102,7 +102,7 @@ impl<D: Device> CudaModel<D> {
                 Ok(()) => lead.joined = Some(lead.group.losses()),
                 Err(error) => {
                     lead.group.end();
-                    lead.group.does_not_start(&error)?;
+                    lead.group.does_not_start(error)?;
                 }
             }
         }
@@ -173,14 +173,14 @@ impl<D: Device> CudaModel<D> {
                 }
                 format!("the GPU failed: {error}")
             }
-            (Failure::Group(GroupError(reason)), _) => reason,
+            (Failure::Group(error), _) => error.to_string(),
             (Failure::Rank(error), None) => error.to_string(),
             (Failure::Rank(error), Some(lead)) => match lead.group.fail(&error) {
                 Ok(()) => {
                     lead.lost = true;
                     error.to_string()
                 }
-                Err(GroupError(reason)) => reason,
+                Err(error) => error.to_string(),
             },
         }
     }

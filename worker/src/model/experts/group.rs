@@ -3,6 +3,7 @@
 //! Where ranks hold no state but weights, a step that failed is run again and no answer changes; where they
 //! run attention too, their KV is lost, and is computed again.
 
+use std::error::Error;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -77,9 +78,15 @@ impl GroupOptions {
 }
 
 /// A group that cannot serve.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct GroupError(pub(crate) String);
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum GroupError {
+    /// Its ranks cannot begin to serve.
+    #[error("the expert-parallel group does not start: {0}")]
+    Start(#[source] Box<dyn Error + Send + Sync>),
+    /// A rank failed too often.
+    #[error(transparent)]
+    Rank(#[from] FabricError),
+}
 
 /// Rank 0's end of a group.
 #[derive(Debug)]
@@ -135,7 +142,7 @@ impl ExpertGroup {
                     let Err(error) = self.place() else { break };
                     self.fail(&error)?;
                 }
-                Err(error) => self.does_not_start(&error)?,
+                Err(error) => self.does_not_start(error)?,
             }
         }
         self.metrics.up.set(1);
@@ -144,11 +151,14 @@ impl ExpertGroup {
 
     /// Takes note that a group cannot begin to serve: it is to be started anew, or, after too many times, the
     /// error is for the requests that wait.
-    pub(in crate::model) fn does_not_start(&mut self, reason: &dyn fmt::Display) -> Result<(), GroupError> {
+    pub(in crate::model) fn does_not_start(
+        &mut self,
+        reason: impl Error + Send + Sync + 'static,
+    ) -> Result<(), GroupError> {
         self.failures += 1;
         if self.failures > self.options.retries {
             self.failures = 0;
-            return Err(GroupError(format!("the expert-parallel group does not start: {reason}")));
+            return Err(GroupError::Start(Box::new(reason)));
         }
         tracing::warn!("the expert-parallel group does not start: {reason}");
         Ok(())
@@ -164,7 +174,7 @@ impl ExpertGroup {
         if self.failures > self.options.retries {
             self.failures = 0;
             tracing::error!("{error}; requests in flight fail");
-            return Err(GroupError(error.to_string()));
+            return Err(error.clone().into());
         }
         tracing::warn!("{error}; the group is started again, and the step run again");
         self.metrics.restarts.inc();
