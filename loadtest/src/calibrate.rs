@@ -117,7 +117,12 @@ async fn send(args: &CalibrateArgs, server: &Server, body: Bytes) -> Result<Exch
     let (_keep, stop) = watch::channel(false);
     let (server, path, timeout) = (server.clone(), args.server.endpoint().path(), args.server.timeout);
     let clock = Clock { zero: Instant::now() };
-    let exchange = exchange(Session { server, path, timeout, clock, keep_text: false, stop }, body).await;
+    let exchange = exchange(
+        Session { server, path, timeout, clock, keep_text: false, session_header: None, stop },
+        body,
+        None,
+    )
+    .await;
     match &exchange.outcome {
         Outcome::Failed(failure) => Err(Error::Failed(failure.to_string())),
         Outcome::Ok | Outcome::Cancelled => Ok(exchange),

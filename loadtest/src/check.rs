@@ -91,7 +91,12 @@ async fn send(args: &ServerArgs, server: &Server, body: Bytes) -> Exchange {
     let (_keep, stop) = watch::channel(false);
     let clock = Clock { zero: Instant::now() };
     let (server, path) = (server.clone(), args.endpoint().path());
-    exchange(Session { server, path, timeout: args.timeout, clock, keep_text: false, stop }, body).await
+    exchange(
+        Session { server, path, timeout: args.timeout, clock, keep_text: false, session_header: None, stop },
+        body,
+        None,
+    )
+    .await
 }
 
 fn counts(calibration: &Calibration) -> String {

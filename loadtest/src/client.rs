@@ -145,11 +145,12 @@ impl Server {
         Ok(self)
     }
 
-    /// Sends one request; the answer's body is still to come.
+    /// Sends one request, with one header of its own where given; the answer's body is still to come.
     pub async fn send(
         &self,
         method: Method,
         path: &str,
+        own_header: Option<(HeaderName, HeaderValue)>,
         body: Bytes,
     ) -> Result<Response<Incoming>, hyper_util::client::legacy::Error> {
         let mut request = Request::new(Full::new(body));
@@ -166,6 +167,9 @@ impl Server {
         for (name, value) in &self.headers {
             headers.insert(name, value.clone());
         }
+        if let Some((name, value)) = own_header {
+            headers.insert(name, value);
+        }
         self.client.request(request).await
     }
 
@@ -180,7 +184,7 @@ impl Server {
         let request = format!("{method} {}{path}", self.base);
         let no_answer = |reason| ClientError::NoAnswer { request: request.clone(), reason };
         let exchange = async {
-            let response = self.send(method, path, body).await.map_err(|e| no_answer(chain(&e)))?;
+            let response = self.send(method, path, None, body).await.map_err(|e| no_answer(chain(&e)))?;
             let status = response.status();
             let body = read(response.into_body()).await.map_err(|error| no_answer(error.to_string()))?;
             if !status.is_success() {

@@ -56,6 +56,9 @@ pub struct Config {
     pub text_seed: Option<u64>,
     pub ignore_eos: bool,
     pub extra_body: Option<String>,
+    /// `None`: requests bore none, or it is of a version that sent none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session_header: Option<String>,
     pub timeout_s: f64,
     pub oracle_blocks: Option<usize>,
     /// Processes whose runs were merged; `None` for one by itself.
@@ -105,6 +108,7 @@ impl Default for Config {
             text_seed: None,
             ignore_eos: true,
             extra_body: None,
+            session_header: None,
             timeout_s: 0.0,
             oracle_blocks: None,
             processes: None,
@@ -176,6 +180,7 @@ impl Config {
             text_seed: Some(text_seed),
             ignore_eos: workload.ignore_eos,
             extra_body: args.server.extra_body.clone(),
+            session_header: args.server.session_header.as_ref().map(ToString::to_string),
             timeout_s: seconds(args.server.timeout),
             oracle_blocks: workload.oracle_blocks.map(|n| n as usize),
             processes: None,

@@ -149,6 +149,7 @@ pub async fn measure(
         timeout: args.server.timeout,
         clock,
         keep_text: workload.is_conversational(),
+        session_header: args.server.session_header.clone(),
         stop: stopped,
     };
     let sender = Sender {
@@ -158,6 +159,7 @@ pub async fn measure(
         bodies,
         overhead_tokens: calibration.overhead_tokens,
         session,
+        text_seed: text.seed,
         places: places(args),
         warmup: args.schedule.warmup.unwrap_or_default(),
         records,

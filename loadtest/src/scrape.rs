@@ -139,7 +139,7 @@ async fn fetch(server: &Server, path: &str, timeout: Duration) -> Result<String,
     let fail = |reason: String| ClientError::NoAnswer { request: request.clone(), reason };
     let exchange = async {
         let response = server
-            .send(Method::GET, path, Bytes::new())
+            .send(Method::GET, path, None, Bytes::new())
             .await
             .map_err(|error| fail(client::chain(&error)))?;
         let status = response.status();

@@ -4,6 +4,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{ArgAction, Args as ClapArgs, ValueEnum, ValueHint};
+use http::HeaderName;
 
 use super::{SliceArgs, other_tools};
 use crate::{
@@ -107,6 +108,9 @@ pub struct ServerArgs {
     /// Header to send with every request, as `Name: value`; repeatable
     #[arg(long, short = 'H', value_name = "HEADER")]
     pub header: Vec<String>,
+    /// Header that names each conversation of multi-turn and sharegpt, as agents send one: x-session-id, …
+    #[arg(long, value_name = "NAME")]
+    pub session_header: Option<HeaderName>,
     /// Fields to add to every body, as a JSON object, such as '{"top_p": 0.9}'
     #[arg(long, value_name = "JSON", alias = "extra-inputs")]
     pub extra_body: Option<String>,

@@ -16,6 +16,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use http::HeaderValue;
 use tokio::{
     runtime::Handle,
     sync::{Semaphore, mpsc::UnboundedSender},
@@ -52,6 +53,8 @@ pub struct Sender {
     pub overhead_tokens: u64,
     /// The server, path, time limit and clock that all requests share.
     pub session: Session,
+    /// What the prompts' words come from; it begins the conversations' names.
+    pub text_seed: u64,
     /// Requests at most under way; the rest wait or are dropped.
     pub places: Option<Places>,
     /// Which requests only warm up.
@@ -104,6 +107,8 @@ pub struct SentSums {
 /// A request ready to go.
 struct Ready {
     body: Bytes,
+    /// The conversation's name.
+    conversation: Option<HeaderValue>,
     reusable: Reusable,
     wanted_prompt_tokens: u64,
 }
@@ -181,7 +186,15 @@ impl Sender {
         let blocks = history.map_or(ask.blocks, |history| history.blocks.clone());
         let tokens: u64 = blocks.iter().map(|block| u64::from(block.tokens)).sum();
         let wanted_prompt_tokens = tokens + self.overhead_tokens;
-        Ready { body, reusable: self.oracle.ask(blocks.into_iter()), wanted_prompt_tokens }
+        let conversation = self.conversation(row);
+        Ready { body, conversation, reusable: self.oracle.ask(blocks.into_iter()), wanted_prompt_tokens }
+    }
+
+    /// The name of the conversation that a request belongs to: no other run's is the same, unless its words are.
+    fn conversation(&self, row: usize) -> Option<HeaderValue> {
+        let wanted = self.session.session_header.is_some() && self.workload.is_conversational();
+        let name = wanted.then(|| format!("{}-{}", self.text_seed, conversation::split(row).0))?;
+        HeaderValue::from_maybe_shared(name).ok()
     }
 
     fn send(&self, due: Due, ready: Ready, bell: Option<Bell>, runtime: &Handle) {
@@ -190,8 +203,8 @@ impl Sender {
         let warmup = order < self.warmup.requests || u128::from(intended_ns) < self.warmup.until.as_nanos();
         let (session, records, places) = (self.session.clone(), self.records.clone(), self.places.clone());
         runtime.spawn(async move {
-            let Ready { body, reusable, wanted_prompt_tokens } = ready;
-            let (mut exchange, queued_ns) = placed(session, body, places).await;
+            let Ready { body, conversation, reusable, wanted_prompt_tokens } = ready;
+            let (mut exchange, queued_ns) = placed(session, (body, conversation), places).await;
             let (at_ns, text) = (exchange.end_ns, std::mem::take(&mut exchange.text));
             let tokens = exchange.usage.as_ref().map_or(0, |usage| usage.completion_tokens);
             let reply = (exchange.outcome == Outcome::Ok).then_some(Reply { text, tokens });
@@ -248,8 +261,14 @@ impl Sender {
 }
 
 /// The exchange, once there is a place for it; and the time that took, in nanoseconds.
-async fn placed(session: Session, body: Bytes, places: Option<Places>) -> (Exchange, u64) {
-    let Some(Places { free, drop }) = places else { return (exchange(session, body).await, 0) };
+async fn placed(
+    session: Session,
+    (body, conversation): (Bytes, Option<HeaderValue>),
+    places: Option<Places>,
+) -> (Exchange, u64) {
+    let Some(Places { free, drop }) = places else {
+        return (exchange(session, body, conversation).await, 0);
+    };
     let (clock, mut stop) = (session.clock, session.stop.clone());
     let begun_ns = clock.now_ns();
     let place = if drop {
@@ -265,7 +284,7 @@ async fn placed(session: Session, body: Bytes, places: Option<Places>) -> (Excha
     };
     let queued_ns = clock.now_ns() - begun_ns;
     match place {
-        Ok(_held_to_the_end) => (exchange(session, body).await, queued_ns),
+        Ok(_held_to_the_end) => (exchange(session, body, conversation).await, queued_ns),
         Err(outcome) => (Exchange { outcome, ..Exchange::begun(clock.now_ns()) }, queued_ns),
     }
 }
