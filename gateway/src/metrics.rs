@@ -90,6 +90,11 @@ pub struct Metrics {
     pub holding: IntGauge,
     /// `keyway_request_wait_seconds`: before a worker could begin.
     pub hold: Histogram,
+    /// `keyway_sessions_active`: sessions that have a turn under way or whose next one is expected; set before
+    /// each scrape.
+    pub sessions: IntGauge,
+    /// `keyway_session_pause_seconds`: how long turns waited because their session was paused.
+    pub session_pause: Histogram,
     /// `keyway_index_bytes`: memory that the prefix index holds; set before each scrape.
     pub index_bytes: IntGauge,
     /// `keyway_index_blocks`: residencies, so a block at two workers counts twice; set before each scrape.
@@ -247,6 +252,15 @@ impl Metrics {
                 &ROUTING_BUCKETS,
             )?,
             holding: d.gauge("keyway_requests_waiting", "Requests that wait for a worker that can begin.")?,
+            sessions: d.gauge(
+                "keyway_sessions_active",
+                "Sessions that have a turn under way, or whose next turn is expected.",
+            )?,
+            session_pause: d.histogram(
+                "keyway_session_pause_seconds",
+                "Time that turns waited because all sessions together need more KV cache than the workers have.",
+                &TTFT_BUCKETS,
+            )?,
             hold: d.histogram(
                 "keyway_request_wait_seconds",
                 "How long requests waited for a worker that could begin.",

@@ -245,6 +245,7 @@ impl Router {
     pub fn worker_failed(&self, worker: &Worker) {
         worker.connect_failed(self.now());
         self.index.process_is_gone(worker);
+        self.holding.cache_is_gone(worker.id);
     }
 
     /// A worker answered, or said more of its answer.
@@ -299,6 +300,7 @@ impl Router {
             let capacity = residency.capacity.lock().tokens();
             self.metrics.caches.worker_capacity.with_label_values(&label).set(capacity.unwrap_or(0) as i64);
         }
+        self.metrics.sessions.set(self.holding.sessions() as i64);
         self.metrics.index_bytes.set(index.bytes() as i64);
         self.metrics.index_blocks.set(index.len() as i64);
         self.metrics.caches.index_expected.set(index.expected() as i64);

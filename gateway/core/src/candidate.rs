@@ -28,6 +28,9 @@ pub struct Candidate {
     pub tiers: Option<(WorkerId, f64)>,
     /// What a copy of the request's hottest prefix would be used for here.
     pub reuse: Reuse,
+    /// Tokens of active sessions that the request's own would displace here
+    /// ([`crate::working_sets::WorkingSets::displaced`]).
+    pub crowded_tokens: f64,
     /// Prompt tokens that it computes in a millisecond.
     pub tokens_per_ms: f64,
     /// Its share of new work against other workers, for policies that do not look at costs; a positive
@@ -81,6 +84,7 @@ impl Candidate {
             fetched_blocks: 0,
             tiers: None,
             reuse: Reuse::default(),
+            crowded_tokens: 0.0,
             tokens_per_ms,
             weight,
         }

@@ -39,6 +39,12 @@ impl Capacity {
         self.learned.or(self.told).map(|tokens| tokens as u64)
     }
 
+    /// Tokens it holds as the worker says, whatever its answers show; where it says nothing, as they show. While
+    /// sessions evict each other's, answers show a fraction of the cache.
+    pub fn whole(&self) -> Option<u64> {
+        self.told.or(self.learned).map(|tokens| tokens as u64)
+    }
+
     /// An answer reported `reported` cached tokens where `predicted` were expected while the model held
     /// `resident` tokens of this worker. `slack` is what may be missing for other reasons: a block.
     pub fn observe(&mut self, predicted: u64, reported: u64, slack: u64, resident: u64) {
@@ -69,7 +75,7 @@ mod tests {
         capacity.observe(5_000, 5_000, 16, 90_000);
         assert_eq!(capacity.tokens(), Some(100_000));
         capacity.observe(5_000, 0, 16, 80_000);
-        assert_eq!(capacity.tokens(), Some(70_000));
+        assert_eq!((capacity.tokens(), capacity.whole()), (Some(70_000), Some(100_000)));
         // The same again is no news; another size is another cache.
         capacity.tell(Some(100_000));
         assert_eq!(capacity.tokens(), Some(70_000));

@@ -5,6 +5,7 @@
 //! cost = queue + fetch + own             its time to first token there
 //!      + later * (2 queue own + own^2)   what it takes from those who come after it
 //!      + displaced * own                 what its blocks displace from the cache
+//!      + crowded                         what active sessions will compute again, as its own displaces theirs
 //!      - bought * (cost - cost if held)  what of that is a copy for those who come after it
 //! later  = arrivals / (2 (1 - busy))
 //! bought = u / (1 + u)
@@ -100,6 +101,8 @@ pub struct Cost {
     pub later_ms: f64,
     /// What its blocks displace.
     pub displaced_ms: f64,
+    /// What active sessions will have to compute again of their next turns.
+    pub crowded_ms: f64,
     /// What of all this is for a copy that those who come later will use: taken off.
     pub reuse_ms: f64,
 }
@@ -143,6 +146,7 @@ impl CostModel {
             own_ms: own,
             later_ms: later * (2.0 * queue.wait_ms * own + own * own),
             displaced_ms: self.displaced * own,
+            crowded_ms: 0.0,
             reuse_ms: 0.0,
         }
     }
@@ -171,7 +175,8 @@ impl CostModel {
 impl Cost {
     /// Milliseconds of all terms together, less `reuse_ms`.
     pub fn total_ms(&self) -> f64 {
-        self.queue_ms + self.own_ms + self.later_ms + self.displaced_ms - self.reuse_ms + self.fetch_ms
+        let own = self.queue_ms + self.own_ms + self.later_ms + self.displaced_ms - self.reuse_ms;
+        own + self.fetch_ms + self.crowded_ms
     }
 }
 

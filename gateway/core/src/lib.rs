@@ -48,6 +48,7 @@ pub mod sessions;
 pub mod slow_start;
 pub mod token_chain;
 pub mod waiting_room;
+pub mod working_sets;
 
 mod balance;
 mod candidate;

@@ -139,7 +139,9 @@ impl Prices {
 #[inline(always)]
 pub fn cost_on(model: &CostModel, request: &RequestView<'_>, candidate: &Candidate) -> Cost {
     let uncached = request.prompt_tokens as f64 - request.cached_tokens(candidate.held_blocks());
-    let mut cost = model.cost_with(&model.queue(candidate), uncached, &candidate.reuse);
+    let queue = model.queue(candidate);
+    let mut cost = model.cost_with(&queue, uncached, &candidate.reuse);
+    cost.crowded_ms = candidate.crowded_tokens * queue.ms_per_token;
     if candidate.fetched_blocks > 0 {
         cost.fetch_ms = fetch_ms(request, candidate);
     }

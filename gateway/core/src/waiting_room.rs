@@ -16,6 +16,7 @@
 //!   a release that finds every worker full orders no requests and looks at each waiting request in constant
 //!   time ([`CandidateSet`]).
 //! - **Fair:** owners take turns by tokens, priorities go first ([`fair`]).
+//! - **Sessions:** a turn whose session is paused waits for no worker ([`crate::working_sets`]).
 //! - **Bounded:** beyond its limit, and after the longest wait, requests begin at once wherever they cost
 //!   least; or, where the rules shed load, they are refused.
 
@@ -30,6 +31,7 @@ pub use self::fair::Share;
 use self::fair::{Begun, Fair, Outflow};
 use crate::index::WorkerId;
 use crate::spread_map::SpreadMap;
+use crate::working_sets::SetRules;
 
 /// Bounds of the pause until the next look at those who wait, in milliseconds: a prediction that has not come
 /// true is not asked again at once, and one that is far off not believed for long.
@@ -80,6 +82,8 @@ pub struct RoomRules {
     /// Requests that would wait for longer are refused, and so are those beyond `max_waiting`; `None`: none
     /// is.
     pub shed_after: Option<Duration>,
+    /// When sessions are paused between two turns; `None`: never.
+    pub pauses: Option<SetRules>,
 }
 
 impl RoomRules {
@@ -99,6 +103,7 @@ impl Default for RoomRules {
             by_response_ratio: true,
             objective: None,
             shed_after: None,
+            pauses: Some(SetRules::default()),
         }
     }
 }
@@ -135,6 +140,12 @@ pub trait WorkerChooser<R> {
 
     /// Sends the request there; what that changes must be seen by the next quote. Without a plan, refuses it.
     fn begin(&mut self, request: R, plan: Option<Self::Plan>);
+
+    /// Until when a request that came then waits although a worker may be open, as its session is paused
+    /// ([`crate::working_sets`]); `None`: it is not.
+    fn paused_until(&mut self, _request: &R, _arrived: Duration) -> Option<Duration> {
+        None
+    }
 
     /// Tokens that a worker will have to compute for it, where the plan knows better than who sent it.
     fn tokens(&self, _plan: &Self::Plan) -> Option<f64> {
@@ -345,6 +356,12 @@ impl<R> WaitingRoom<R> {
             ahead.reserve_ms = horizon_ms * if greedy { fair::RESERVED } else { order::reserved(late) };
             let must_begin =
                 (surplus > 0 && shed_after.is_none()) || now.saturating_sub(entry.arrived) >= max_wait;
+            let paused = if must_begin { None } else { entry.paused_until(now, desk) };
+            if let Some(due) = paused {
+                // It waits for no worker, and weighs on none.
+                keep(entry, due);
+                continue;
+            }
             let unweighed =
                 if must_begin { None } else { entry.waits_unweighed(now, desk, &mut ahead, &mut weighed) };
             if let Some(due) = unweighed {
@@ -396,11 +413,15 @@ impl<R> WaitingRoom<R> {
             if has_to <= now || entry.own_ms.is_none() {
                 return None;
             }
-            let least_ms = desk.least_excess_ms(&entry.request, &nobody_before);
-            if least_ms <= 0.0 {
-                return None;
-            }
-            let due = after(now, least_ms).min(has_to);
+            let due = if let Some(due) = entry.paused_until(now, desk) {
+                due.min(has_to)
+            } else {
+                let least_ms = desk.least_excess_ms(&entry.request, &nobody_before);
+                if least_ms <= 0.0 {
+                    return None;
+                }
+                after(now, least_ms).min(has_to)
+            };
             until = Some(until.map_or(due, |until| until.min(due)));
         }
         until
@@ -430,6 +451,12 @@ impl<R> WaitingRoom<R> {
 }
 
 impl<R> Entry<R> {
+    /// When it is to be looked at again, if its session is paused.
+    fn paused_until(&self, now: Duration, desk: &mut impl WorkerChooser<R>) -> Option<Duration> {
+        let until = desk.paused_until(&self.request, self.arrived)?;
+        Some(until.max(after(now, MIN_PAUSE_MS)))
+    }
+
     /// When it is to be looked at again, if it is known without weighing all workers that it cannot begin
     /// now, or if enough have been weighed at this release.
     fn waits_unweighed(

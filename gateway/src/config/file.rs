@@ -93,6 +93,9 @@ pub struct RoutingFile {
     /// Milliseconds after which a request that would still wait is refused with 503 and Retry-After, at once
     /// where that is foreseen; without it, requests wait for up to 5 minutes and are then sent in any case.
     pub shed_after_ms: Option<u64>,
+    /// Milliseconds that a session waits between two turns at most, where all sessions together need more KV
+    /// cache than the workers have (60000), and half of `shed_after_ms` at most; 0: none waits for that.
+    pub session_pause_ms: Option<u64>,
     /// Milliseconds between two looks at the load of a worker that other gateways send to as well (1000); 0:
     /// never.
     pub load_scrape_ms: Option<u64>,

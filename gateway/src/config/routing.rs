@@ -2,7 +2,7 @@
 
 use std::{fs, num::NonZeroUsize, path::PathBuf, time::Duration};
 
-use keyway_core::waiting_room::RoomRules;
+use keyway_core::{waiting_room::RoomRules, working_sets::SetRules};
 use keyway_wire::block_hash::HashKey;
 
 use super::{ConfigError, IgnoreTable, RoutingFile, ScaleFile, millis_or_never};
@@ -94,7 +94,12 @@ fn room_rules(file: &RoutingFile, scale: &ScaleFile) -> Result<Option<RoomRules>
     let shed_after = file.shed_after_ms.map(Duration::from_millis);
     let scaled_for = scale.ttft_slo_seconds.and_then(|slo_s| Duration::try_from_secs_f64(slo_s).ok());
     let objective = file.ttft_objective_ms.map_or(scaled_for, millis_or_never);
-    let rules = RoomRules { horizon_ms, max_waiting, objective, shed_after, ..default };
+    let pauses = SetRules::default();
+    let longest_pause = file.session_pause_ms.map_or(Some(pauses.longest_pause), millis_or_never);
+    // A turn that has waited for so long begins; at the end of `shed_after` it would be refused.
+    let at_most = shed_after.map_or(Duration::MAX, |limit| limit / 2);
+    let pauses = longest_pause.map(|longest| SetRules { longest_pause: longest.min(at_most), ..pauses });
+    let rules = RoomRules { horizon_ms, max_waiting, objective, shed_after, pauses, ..default };
     Ok(file.hold.unwrap_or(true).then_some(rules))
 }
 

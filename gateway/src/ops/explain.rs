@@ -61,6 +61,8 @@ struct Row {
     own_ms: f64,
     later_ms: f64,
     displaced_ms: f64,
+    /// What active sessions will compute again.
+    crowded_ms: f64,
     /// Taken off: the part of a copy's price that its later uses bear.
     reuse_ms: f64,
     cost_ms: f64,
@@ -118,6 +120,7 @@ fn row(setting: &Setting, worker: &Worker, candidate: &Candidate, chosen: bool) 
         own_ms: cost.own_ms,
         later_ms: cost.later_ms,
         displaced_ms: cost.displaced_ms,
+        crowded_ms: cost.crowded_ms,
         reuse_ms: cost.reuse_ms,
         cost_ms: cost.total_ms(),
     }

@@ -16,6 +16,7 @@ use keyway_core::{
     index::{Owner, WorkerId},
     keyer::{PrefixChain, TextKeyer},
     waiting_room::Share,
+    working_sets::KnownBy,
 };
 use keyway_wire::block_hash::{Chain, HashKey};
 
@@ -34,7 +35,7 @@ use crate::{
         content::{Form, Unread},
         ignored::Ignored,
         media::MediaItems,
-        session::Session,
+        session::{SaidBy, Session},
         stored_ids::{Named, Reference},
         token_keyer::TokenPrompt,
         work::Work,
@@ -105,6 +106,21 @@ pub struct RequestInfo {
 }
 
 impl RequestInfo {
+    /// The conversation that it belongs to, and what that is known by. Those of an agent's helpers, which share
+    /// its session, begin otherwise. `None` where none is named and this is its first turn: most such requests
+    /// are the only one.
+    pub fn conversation(&self) -> Option<(u64, KnownBy)> {
+        let opening = self.talk.opening;
+        match self.session {
+            None if !self.talk.goes_on => None,
+            None => Some((opening?, KnownBy::Opening)),
+            Some(Session { name, said_by: SaidBy::Header }) => {
+                Some((name ^ opening.unwrap_or_default(), KnownBy::Name))
+            }
+            Some(Session { name, .. }) => Some((name, KnownBy::Key)),
+        }
+    }
+
     /// It leaves nothing in a prefix cache, and follows no prefix and no session.
     pub fn follow_no_prefix(&mut self, work: Work) {
         self.chain.blocks = Arc::default();
@@ -227,6 +243,8 @@ pub struct Talk {
     pub user: u64,
     /// Its first message by a user, hashed, if that is long enough to be no other conversation's.
     pub opening: Option<u64>,
+    /// Whether it holds an answer already: a later turn.
+    pub goes_on: bool,
     /// Canonical bytes before its last message.
     pub settled_bytes: u64,
 }

@@ -2,8 +2,10 @@
 //! workers behind it. Each request enters the room and mostly leaves it at once; the others are begun when a
 //! first token comes, a request ends, a worker comes back, or the room's own clock says so.
 //!
-//! Locks are taken in the order room, index. What is begun is handed out after both are open again: a client
+//! Locks are taken in the order room, index, sessions. What is begun is handed out after both are open again: a client
 //! that is gone drops its choice, whose ticket asks the room for the next one.
+
+mod pauses;
 
 use std::{
     sync::{
@@ -17,14 +19,16 @@ use keyway_core::{
     consider,
     index::{Owner, PrefixIndex, WorkerId},
     may_wait,
-    pick::{Candidate, Pick, Turn},
+    pick::{Candidate, Pick, Policy, Turn},
     quote,
     waiting_room::{Ahead, CandidateSet, Place, Quote, RoomRules, Share, WaitingRoom, WorkerChooser},
+    working_sets::{FleetSize, SetRules, WorkingSets},
 };
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use tokio::sync::{Notify, oneshot};
 
+use self::pauses::SessionTurn;
 use super::{Choice, Router, Rules, Setting, Ticket, setting::Few};
 use crate::{
     clock,
@@ -40,6 +44,8 @@ pub(super) struct Held {
     /// Whose the blocks of its prompt are.
     index_owner: Owner,
     streams: bool,
+    /// The turn of a session that it is, if it is one.
+    turn: Option<SessionTurn>,
     /// These two of one that waits, or that is logged: they are copies.
     model: Option<String>,
     tried: Vec<WorkerId>,
@@ -52,6 +58,8 @@ pub(super) struct Held {
 #[derive(Debug)]
 pub(super) struct Holding {
     room: Mutex<WaitingRoom<Held>>,
+    /// Which sessions are paused.
+    sets: Mutex<WorkingSets>,
     /// Requests in the room, to know without its lock that there are none.
     requests: AtomicUsize,
     /// How often the fleet has changed, and what those in the room have been told of that.
@@ -67,6 +75,7 @@ impl Default for Holding {
     fn default() -> Self {
         Self {
             room: Mutex::new(WaitingRoom::new(RoomRules::default())),
+            sets: Mutex::new(WorkingSets::new(SetRules::default())),
             requests: AtomicUsize::new(0),
             fleet_changes: AtomicU64::new(0),
             told_changes: AtomicU64::new(0),
@@ -79,6 +88,7 @@ impl Default for Holding {
 impl Holding {
     /// Lets requests wait by these rules from now on.
     pub(super) fn set_rules(&self, rules: RoomRules) {
+        self.sets.lock().set_rules(rules.pauses.unwrap_or_default());
         self.room.lock().set_rules(rules);
     }
 
@@ -115,6 +125,9 @@ struct Roster {
     kind: Option<u64>,
     /// Whether one of them has begun to be tried since.
     stale: bool,
+    /// What all of them can do together, and the most tokens that one of them has left for a session; not looked at
+    /// yet, or not since one began.
+    left: Option<(FleetSize, f64)>,
     /// The place of each candidate among the workers: who went down in the meantime is no candidate.
     worker_of: Few<usize>,
     candidate_set: CandidateSet,
@@ -126,6 +139,8 @@ struct Counter<'a> {
     index: MutexGuard<'a, PrefixIndex>,
     now: Duration,
     horizon_ms: f64,
+    /// Whether sessions may be paused.
+    pauses: bool,
     rules: Rules,
     /// Whether requests waited when it opened.
     others_wait: bool,
@@ -187,7 +202,9 @@ impl Router {
         let entered = self.now();
         let (index_owner, streams) = (request.index_owner, request.stream);
         let model = self.decision_log.as_ref().and_then(|_| request.model.clone());
-        let mut held = Held { setting, index_owner, streams, model, tried: Vec::new(), entered, begin: None };
+        let turn = SessionTurn::of(request);
+        let mut held =
+            Held { setting, index_owner, streams, turn, model, tried: Vec::new(), entered, begin: None };
         self.index.finish_lingering(entered);
         room.admit(entered, &share).map_err(|retry_after| Error::TooBusy { retry_after })?;
         if self.tell_of_the_fleet(&mut room) != known_fleet {
@@ -196,6 +213,7 @@ impl Router {
         let mut counter = self.counter(&room, entered);
         // The candidates' loads are read while memory answers.
         held.setting.views.iter().for_each(|view| counter.index.approach(&view.chain));
+        counter.note_new(&mut held);
         let own_ms = if room.is_empty() { None } else { counter.own_ms(&held) };
         let place = room.enter_as(entered, own_ms, share, held);
         let (Decisions { begun: others, own }, mut room) = counter.release(room);
@@ -236,12 +254,14 @@ impl Router {
     }
 
     fn counter(self: &Arc<Self>, room: &WaitingRoom<Held>, now: Duration) -> Counter<'_> {
+        let rules = *self.rules.read();
         Counter {
             router: self,
             index: self.index.settled(),
             now,
             horizon_ms: room.rules().horizon_ms,
-            rules: *self.rules.read(),
+            pauses: rules.holds && rules.policy == Policy::Prefix && room.rules().pauses.is_some(),
+            rules,
             others_wait: !room.is_empty(),
             rosters: SmallVec::new(),
             decisions: Decisions::default(),
@@ -329,18 +349,30 @@ impl Counter<'_> {
         candidates.retain(|_| places.next().is_some_and(|place: usize| kept.next_if_eq(&&place).is_some()));
         let candidate_set = CandidateSet::new(candidates, self.horizon_ms);
         let (workers, by_tokens) = (Arc::clone(&setting.workers), setting.by_tokens);
-        self.rosters.push(Roster { workers, by_tokens, kind, stale: false, worker_of, candidate_set });
+        self.rosters.push(Roster {
+            workers,
+            by_tokens,
+            kind,
+            stale: false,
+            left: None,
+            worker_of,
+            candidate_set,
+        });
         self.rosters.len() - 1
     }
 
     fn plan(&mut self, held: &Held, ahead: &Ahead) -> Option<Plan> {
         let setting = &held.setting;
+        let crowds = self.crowds(held);
         let turn =
             Turn { counter: self.router.turn.fetch_add(1, Ordering::Relaxed), random: fastrand::u64(..) };
         let roster = self.roster(setting);
         let Roster { worker_of, candidate_set, .. } = &self.rosters[roster];
         let mut candidates = candidate_set.candidates().to_vec();
         let by = setting.seen_by(worker_of.iter().copied());
+        if let Some(next) = crowds {
+            self.router.holding.displace(&next, &mut candidates);
+        }
         let step = (self.now, &turn);
         let pick = consider(self.rules.policy, &by.seen(), &mut candidates, ahead, step, &self.index)?;
         Some(Plan { roster, candidates, pick })
@@ -370,9 +402,10 @@ impl WorkerChooser<Held> for Counter<'_> {
         Some((quote, plan))
     }
 
-    fn begin(&mut self, held: Held, plan: Option<Plan>) {
+    fn begin(&mut self, mut held: Held, plan: Option<Plan>) {
         // Without a plan no worker is ready; dropping its end of the channel, or deciding nothing, says so.
         let Some(Plan { roster, candidates, pick }) = plan else { return };
+        let begin = held.begin.take();
         let (router, setting) = (self.router, &held.setting);
         let Roster { worker_of, candidate_set, stale, .. } = &mut self.rosters[roster];
         let chosen = worker_of[pick.index];
@@ -391,9 +424,10 @@ impl WorkerChooser<Held> for Counter<'_> {
             (self.now, pick.uncached_tokens),
             (held.streams, setting.kind),
         )
-        .announced(announced as u64);
+        .announced(announced as u64)
+        .in_session(held.next_turn().filter(|_| self.pauses));
         // From here on it is dropped after the locks are open, whatever happens: it takes them itself.
-        self.decisions.add(held.begin, Ok(Choice { worker: Arc::clone(&worker), pick, ticket }));
+        self.decisions.add(begin, Ok(Choice { worker: Arc::clone(&worker), pick, ticket }));
         tracing::trace!(worker = %worker.name, reason = pick.reason.as_str(), "a request begins");
         let before = &candidates[pick.index];
         let load = worker.load.snapshot(self.now, before.tokens_per_ms).among(before.load.own_share);
@@ -405,6 +439,11 @@ impl WorkerChooser<Held> for Counter<'_> {
         let waited = self.now.saturating_sub(held.entered);
         router.metrics.hold.observe(waited.as_secs_f64());
         worker.series(&router.metrics).picked(pick.reason);
+        self.session_goes_on(&held, &worker, pick.uncached_tokens);
+    }
+
+    fn paused_until(&mut self, held: &Held, _: Duration) -> Option<Duration> {
+        self.session_waits_until(held)
     }
 
     fn tokens(&self, plan: &Plan) -> Option<f64> {

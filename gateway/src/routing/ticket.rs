@@ -2,7 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use keyway_core::{breaker::Verdict, index::Placement, pace::Waiting};
+use keyway_core::{
+    breaker::Verdict,
+    index::Placement,
+    pace::Waiting,
+    working_sets::{EndedTurn, NextTurn},
+};
 
 use super::{Accusation, Router};
 use crate::{
@@ -32,6 +37,8 @@ pub struct Ticket {
     pub(super) kind: u64,
     /// What the request asks of its model's fleet, as long as it is here.
     demand: Option<Demand>,
+    /// As a turn of its session; with the tokens that the conversation has with the answer so far.
+    turn: Option<EndedTurn>,
 }
 
 impl Ticket {
@@ -62,12 +69,24 @@ impl Ticket {
             waiting,
             kind,
             demand: None,
+            turn: None,
         })
     }
 
     /// Notes how many of the prompt's tokens the worker had announced, without what it was computing.
     pub(super) fn announced(mut self: Box<Self>, tokens: u64) -> Box<Self> {
         self.announced = tokens;
+        self
+    }
+
+    /// Counts as a turn of its session until it is dropped.
+    pub(super) fn in_session(mut self: Box<Self>, turn: Option<NextTurn>) -> Box<Self> {
+        let ended = |turn: NextTurn| EndedTurn {
+            session: turn.session,
+            conversation_tokens: turn.prompt_tokens,
+            first_token: None,
+        };
+        self.turn = turn.map(ended);
         self
     }
 
@@ -138,6 +157,9 @@ impl Ticket {
 
     /// The answer has so many tokens.
     pub fn answered(&mut self, tokens: u64) {
+        if let Some(turn) = &mut self.turn {
+            turn.conversation_tokens += tokens as f64;
+        }
         if let Some(demand) = &mut self.demand {
             demand.answered(tokens);
         }
@@ -182,6 +204,9 @@ impl Ticket {
         let Some(waiting) = self.waiting.take() else { return false };
         if answered {
             self.worker.load.first_token(now, &waiting);
+            if let Some(turn) = &mut self.turn {
+                turn.first_token = Some(now);
+            }
         } else {
             self.worker.load.cancelled(now, &waiting);
         }
@@ -198,6 +223,9 @@ impl Drop for Ticket {
         let answered = !self.stop_waiting(now, false);
         if let Some(demand) = &self.demand {
             demand.ended(now);
+        }
+        if let Some(turn) = &self.turn {
+            self.router.holding.turn_ended(now, turn);
         }
         self.worker.load.end();
         self.series().in_flight.dec();

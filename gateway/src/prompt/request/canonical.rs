@@ -125,7 +125,9 @@ impl Sink for Keying {
 
     fn text(&mut self, place: PromptField<'_>, text: &str) {
         if let PromptField::Message { field, .. } = place {
-            self.by_user |= field == "role" && text == "user";
+            let role = if field == "role" { text } else { "" };
+            self.by_user |= role == "user";
+            self.talk.goes_on |= role == "assistant";
             if self.may_open(field) && text.len() >= OPENING_BYTES_MIN {
                 self.talk.opening = Some(self.name_long(text));
             }

@@ -112,6 +112,7 @@ fn conversations_are_told_apart_by_how_they_open() {
     let opening = talk("a", "one ", "").opening;
     assert!(opening.is_some() && opening == talk("b", "one ", more).opening);
     assert_ne!(opening, talk("a", "two ", "").opening);
+    assert_eq!([talk("a", "one ", "").goes_on, talk("a", "one ", more).goes_on], [false, true]);
     assert_eq!(info(r#"{"messages":[{"role":"user","content":"hi"}]}"#).talk.opening, None);
     // Of a long one its beginning, its end and its length are looked at.
     let long = |begin: &str, filling: &str, end: &str| {

@@ -1,0 +1,511 @@
+//! Which sessions may go on where all of them together need more KV than the fleet has.
+//!
+//! Agents ask turn after turn, each with the whole conversation so far. As long as the caches hold what all
+//! active sessions will ask for again, a turn costs what it adds. Above that each session evicts the others',
+//! every turn is computed anew, and the fleet does a fraction of what it could: a cliff. So whole sessions
+//! are paused between two turns, and the others go on with their caches.
+//!
+//! - **In and out:** a session is *in* from its first turn until its lease ends, which is as long as its next
+//!   turn usually takes to come. The tokens of those that are in count at the worker where they are. One that
+//!   is *out* comes in where it fits, or waits.
+//! - **Growth:** sessions grow. Where those of a worker come to more than it holds, the one that came in last
+//!   has to go: its turn under way goes on, its next one waits. So sessions come in only below that, with room
+//!   to grow ([`SetRules::fill`]).
+//! - **Coming back:** it costs a prefill of all of a session's past. So that the workers have time for the
+//!   others, only a part of it may go to that ([`SetRules::returns`]); sessions that are out wait until then.
+//! - **Turns:** none waits longer than [`SetRules::longest_pause`]. Then it comes in, and the one that has
+//!   been in for longest goes out: where there are far too many, they take turns, each with many turns in a
+//!   row.
+//! - **Only where it pays:** as long as the fleet could compute all prompts from their first token on, no
+//!   session waits. Nor where sessions take their time: caches that wait for people who read serve fewer of
+//!   them than prompts that are computed anew ([`WorkingSets::pays`]).
+//!
+//! After Kang et al., "ThunderAgent" (arXiv 2602.13692), where an agent program is paused between tools.
+
+use std::time::Duration;
+
+use crate::fading::FadingSum;
+use crate::index::WorkerId;
+use crate::spread_map::SpreadMap;
+
+/// Sessions that are remembered; beyond, the half of them that was heard of least recently is forgotten.
+const SESSIONS_MAX: usize = 65_536;
+/// How long what was asked counts half.
+const ASKED_HALF_LIFE: Duration = Duration::from_secs(5);
+/// How fast what is known of the time between turns follows what is seen: one part in so many.
+const GAP_WINDOW: f64 = 256.0;
+/// How long it counts half that one came back, or did not.
+const HABIT_HALF_LIFE: Duration = Duration::from_secs(60);
+/// The share of answers after which another turn came, from which on one is waited for.
+const RETURNING: f64 = 0.5;
+/// How often it is looked at whose lease is over.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// The least that a lease is, however quickly turns follow each other.
+const SHORTEST_LEASE: Duration = Duration::from_millis(200);
+
+/// How many sessions may be in, and for how long others wait.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SetRules {
+    /// The share of a worker's cache that sessions may have; the rest is for what is being computed, for
+    /// sessions that have ended but are still there, and for requests of no session.
+    pub share: f64,
+    /// The share of that up to which sessions come in: those that are in grow.
+    pub fill: f64,
+    /// The share of the workers' prefill rate that may go to sessions that come back in, whose past is computed
+    /// anew.
+    pub returns: f64,
+    /// The longest that a session waits between two turns.
+    pub longest_pause: Duration,
+    /// The longest that a session that says nothing is waited for.
+    pub longest_lease: Duration,
+    /// The share of the fleet's prefill rate from which on pauses may pay: what sessions ask for, all of it
+    /// computed anew.
+    pub pays_from: f64,
+    /// The same while requests wait for a worker: what is asked is then no more than what is computed.
+    pub pays_from_behind: f64,
+    /// How many times as many tokens the caches have to serve as the fleet can compute, for pauses to pay. Without
+    /// pauses some of a turn's past is found as well: with half of it, twice as many.
+    pub turnover: f64,
+}
+
+/// What the workers that a turn may go to can do together.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FleetSize {
+    /// Prompt tokens that they compute in a second.
+    pub tokens_per_s: f64,
+    /// Tokens that their caches hold; infinitely many where that is not known of all.
+    pub cache_tokens: f64,
+    /// Whether requests wait because none of them can begin.
+    pub is_behind: bool,
+}
+
+impl Default for SetRules {
+    fn default() -> Self {
+        Self {
+            share: 0.85,
+            fill: 0.9,
+            returns: 0.3,
+            longest_pause: Duration::from_secs(60),
+            longest_lease: Duration::from_secs(60),
+            pays_from: 0.7,
+            pays_from_behind: 0.4,
+            turnover: 1.25,
+        }
+    }
+}
+
+/// By what a session is known. Some are never heard of again: whether those of a kind come back is learned for
+/// each kind apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KnownBy {
+    /// An agent's own name for it.
+    Name,
+    /// A key or a user, with the conversation's first message.
+    Key,
+    /// The conversation's first message alone.
+    Opening,
+}
+
+/// A session's next turn, which asks to begin.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NextTurn {
+    /// The session's name.
+    pub session: u64,
+    /// What it is from.
+    pub known_by: KnownBy,
+    /// Tokens of the prompt.
+    pub prompt_tokens: f64,
+    /// Of these, those that were not found where it would go: what a session that is new adds to the rest.
+    pub uncached_tokens: f64,
+    /// When it came.
+    pub arrived: Duration,
+}
+
+/// A turn that has ended.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EndedTurn {
+    /// The session's name.
+    pub session: u64,
+    /// Tokens of its conversation now, as far as is known.
+    pub conversation_tokens: f64,
+    /// When its answer's first token came, if that was seen.
+    pub first_token: Option<Duration>,
+}
+
+/// A worker that a turn may go to, as [`WorkingSets::began`] and [`WorkingSets::ended`] are told of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Home {
+    /// Its name.
+    pub worker: WorkerId,
+    /// Tokens that its cache holds; `None`: unknown, and then it has room for all.
+    pub capacity: Option<f64>,
+}
+
+/// The sessions, and what they take of each worker.
+#[derive(Debug)]
+pub struct WorkingSets {
+    rules: SetRules,
+    sessions: SpreadMap<u64, Session>,
+    rooms: SpreadMap<WorkerId, Room>,
+    /// By kind of session.
+    habits: [Habit; 3],
+    asked: FadingSum,
+    /// Seconds from the first token of an answer to its end, on the average of the last.
+    answer_s: f64,
+    answers: f64,
+    /// When the next lease ends, at the earliest.
+    next_end: Duration,
+    /// When the prefill of those that came back in is paid for.
+    paid: Duration,
+    /// Seconds from a turn's begin to its end, on the average of the last.
+    turn_s: f64,
+    /// What the workers can do, as last heard.
+    fleet: FleetSize,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Session {
+    known_by: KnownBy,
+    home: WorkerId,
+    /// Tokens of its prompts that others had before it came: they are no part of what it needs.
+    shared: f64,
+    /// Tokens that its next turn begins with, without these.
+    tokens: f64,
+    is_in: bool,
+    in_flight: u32,
+    /// When its last turn began.
+    began: Duration,
+    /// When its last turn ended.
+    ended: Duration,
+    /// Until when its next turn is waited for.
+    lease: Duration,
+}
+
+/// What sessions take of one worker.
+#[derive(Debug, Clone, Default)]
+struct Room {
+    capacity: Option<f64>,
+    taken: f64,
+    /// The sessions that are in here, the last that came in last.
+    inside: Vec<u64>,
+}
+
+/// Whether sessions of a kind come back after an answer, and how long that takes.
+#[derive(Debug, Clone)]
+struct Habit {
+    ended: FadingSum,
+    returned: FadingSum,
+    seen: f64,
+    mean_s: f64,
+    /// Mean of the squares.
+    square: f64,
+}
+
+impl Default for Habit {
+    fn default() -> Self {
+        let (ended, returned) = (FadingSum::new(HABIT_HALF_LIFE), FadingSum::new(HABIT_HALF_LIFE));
+        Self { ended, returned, seen: 0.0, mean_s: 0.0, square: 0.0 }
+    }
+}
+
+impl Habit {
+    /// One came back after so long.
+    fn returned(&mut self, now: Duration, seconds: f64) {
+        self.returned.add(1.0, now);
+        self.seen = (self.seen + 1.0).min(GAP_WINDOW);
+        let part = 1.0 / self.seen;
+        self.mean_s += part * (seconds - self.mean_s);
+        self.square += part * (seconds * seconds - self.square);
+    }
+
+    /// How long the next turn is waited for: where most come back the mean and three deviations, which is 98
+    /// in a hundred where times are exponential; else not at all.
+    fn lease(&self, now: Duration, longest: Duration) -> Duration {
+        if self.returned.at(now) < RETURNING * self.ended.at(now) {
+            return Duration::ZERO;
+        }
+        let deviation = (self.square - self.mean_s * self.mean_s).max(0.0).sqrt();
+        Duration::from_secs_f64(self.mean_s + 3.0 * deviation).clamp(SHORTEST_LEASE.min(longest), longest)
+    }
+}
+
+impl Room {
+    /// Tokens that sessions may have here; `None`: any number.
+    fn most(&self, rules: &SetRules) -> Option<f64> {
+        self.capacity.map(|tokens| tokens * rules.share)
+    }
+
+    /// Tokens that are left for a session that comes in: any number, if it is alone.
+    fn free(&self, rules: &SetRules) -> f64 {
+        let most = self.most(rules).filter(|_| self.taken > 0.0);
+        most.map_or(f64::INFINITY, |most| most * rules.fill - self.taken)
+    }
+
+    fn add(&mut self, tokens: f64) {
+        // Sums of what was added and taken away come out at next to nothing.
+        self.taken = (self.taken + tokens).max(0.0);
+    }
+}
+
+impl WorkingSets {
+    /// No session yet.
+    pub fn new(rules: SetRules) -> Self {
+        Self {
+            rules,
+            sessions: SpreadMap::default(),
+            rooms: SpreadMap::default(),
+            habits: Default::default(),
+            asked: FadingSum::new(ASKED_HALF_LIFE),
+            answer_s: 0.0,
+            answers: 0.0,
+            next_end: Duration::MAX,
+            paid: Duration::ZERO,
+            turn_s: 0.0,
+            fleet: FleetSize { tokens_per_s: f64::INFINITY, cache_tokens: f64::INFINITY, is_behind: false },
+        }
+    }
+
+    /// Goes by other rules from now on.
+    pub fn set_rules(&mut self, rules: SetRules) {
+        self.rules = rules;
+    }
+
+    /// Sessions that are in.
+    pub fn count_in(&self) -> usize {
+        self.rooms.values().map(|room| room.inside.len()).sum()
+    }
+
+    /// Whether a session is in: its turns begin as they come.
+    pub fn is_in(&self, session: u64) -> bool {
+        self.sessions.get(&session).is_some_and(|session| session.is_in)
+    }
+
+    /// Tokens that sessions take of a worker.
+    pub fn taken(&self, worker: WorkerId) -> f64 {
+        self.rooms.get(&worker).map_or(0.0, |room| room.taken)
+    }
+
+    /// Tokens that a worker has left for a session that is not there; infinitely many where no session is.
+    pub fn free(&self, worker: WorkerId) -> f64 {
+        self.rooms.get(&worker).map_or(f64::INFINITY, |room| room.free(&self.rules))
+    }
+
+    /// Tokens of other sessions that this one would displace at a worker.
+    pub fn displaced(&self, worker: WorkerId, turn: &NextTurn) -> f64 {
+        let own = self.sessions.get(&turn.session).filter(|own| own.is_in && own.home == worker);
+        let free = self.free(worker) + own.map_or(0.0, |own| own.tokens);
+        let need = self.need(turn);
+        (need - free).clamp(0.0, need)
+    }
+
+    /// Whether pauses pay for sessions of this kind: the fleet could not compute anew what is asked, and its
+    /// caches, if they held all that is in, would serve enough more than that. A session's tokens are then
+    /// served once in the time of an answer and until the next turn; no prefill is waited for.
+    pub fn pays(&self, now: Duration, kind: KnownBy, fleet: FleetSize) -> bool {
+        let seconds = ASKED_HALF_LIFE.as_secs_f64() / std::f64::consts::LN_2;
+        let rate = fleet.tokens_per_s;
+        let cycle_s = self.habits[kind as usize].mean_s + self.answer_s;
+        let served_per_s = self.rules.share * fleet.cache_tokens / cycle_s.max(f64::MIN_POSITIVE);
+        let from = if fleet.is_behind { self.rules.pays_from_behind } else { self.rules.pays_from };
+        self.asked.at(now) / seconds > from * rate
+            && fleet.cache_tokens.is_finite()
+            && served_per_s > self.rules.turnover * rate
+    }
+
+    /// Tokens that a turn needs at a worker for itself.
+    fn need(&self, turn: &NextTurn) -> f64 {
+        let known = self.sessions.get(&turn.session);
+        known
+            .map_or(turn.uncached_tokens, |session| (turn.prompt_tokens - session.shared).max(session.tokens))
+    }
+
+    /// From one turn's begin to the next one's.
+    fn cycle(&self, kind: KnownBy) -> Duration {
+        Duration::try_from_secs_f64(self.habits[kind as usize].mean_s + self.turn_s).unwrap_or_default()
+    }
+
+    /// Tokens of sessions that come back in that may be computed in a second: a part of what the workers compute,
+    /// and no more than what they displace can age in the part of the caches that is no session's. Until then it
+    /// is newer than what those have that are in, and caches forget the oldest first.
+    fn returns_per_s(&self, kind: KnownBy) -> f64 {
+        let cycle_s = self.cycle(kind).as_secs_f64().max(f64::MIN_POSITIVE);
+        let ages = (1.0 - self.rules.share) * self.fleet.cache_tokens / cycle_s;
+        ages.min(self.rules.returns * self.fleet.tokens_per_s)
+    }
+
+    /// Until when a turn waits; `None`: it may begin. `most_free`: the most tokens that one of the workers that
+    /// it may go to has left ([`WorkingSets::free`], after [`WorkingSets::end_leases`]); `fleet`: what they can
+    /// do together.
+    pub fn waits_until(
+        &mut self,
+        now: Duration,
+        turn: &NextTurn,
+        (most_free, fleet): (f64, FleetSize),
+    ) -> Option<Duration> {
+        self.fleet = fleet;
+        let latest = turn.arrived + self.rules.longest_pause;
+        if self.is_in(turn.session) || now >= latest {
+            return None;
+        }
+        if self.need(turn) > most_free {
+            return Some(latest.min(self.next_end).max(now));
+        }
+        (self.paid > now).then_some(latest.min(self.paid))
+    }
+
+    /// A turn begins at a worker.
+    pub fn began(&mut self, now: Duration, turn: &NextTurn, home: Home) {
+        self.asked.add(turn.prompt_tokens, now);
+        if self.sessions.len() >= SESSIONS_MAX && !self.sessions.contains_key(&turn.session) {
+            self.forget_half();
+        }
+        if self.sessions.get(&turn.session).is_some_and(|session| !session.is_in) {
+            let seconds = turn.uncached_tokens / self.returns_per_s(turn.known_by).max(f64::MIN_POSITIVE);
+            let paid = self.paid.max(now) + Duration::try_from_secs_f64(seconds).unwrap_or_default();
+            // What came back while no session waited is not made up for.
+            self.paid = paid.min(now + self.cycle(turn.known_by).max(SHORTEST_LEASE));
+        }
+        let moves = self.sessions.get(&turn.session).is_some_and(|session| session.home != home.worker);
+        if moves {
+            self.send_out(turn.session);
+        }
+        let fresh = Session {
+            known_by: turn.known_by,
+            home: home.worker,
+            shared: (turn.prompt_tokens - turn.uncached_tokens).max(0.0),
+            tokens: 0.0,
+            is_in: false,
+            in_flight: 0,
+            began: now,
+            ended: Duration::MAX,
+            lease: Duration::MAX,
+        };
+        let session = self.sessions.entry(turn.session).or_insert(fresh);
+        if session.in_flight == 0 && session.ended < turn.arrived {
+            let after = turn.arrived - session.ended;
+            if after <= self.rules.longest_lease {
+                self.habits[turn.known_by as usize].returned(now, after.as_secs_f64());
+            }
+        }
+        session.in_flight += 1;
+        (session.lease, session.home, session.began) = (Duration::MAX, home.worker, now);
+        let had = if session.is_in { session.tokens } else { 0.0 };
+        session.tokens = (turn.prompt_tokens - session.shared).max(session.tokens);
+        let (more, comes_in) = (session.tokens - had, !std::mem::replace(&mut session.is_in, true));
+        let room = self.room(home);
+        room.add(more);
+        if comes_in {
+            room.inside.push(turn.session);
+        }
+        let waited = now.saturating_sub(turn.arrived) >= self.rules.longest_pause;
+        self.make_room(home.worker, waited.then_some(turn.session));
+    }
+
+    /// A turn that had begun has ended.
+    pub fn ended(&mut self, now: Duration, turn: &EndedTurn) {
+        let Some(known) = self.sessions.get_mut(&turn.session) else { return };
+        let habit = &mut self.habits[known.known_by as usize];
+        habit.ended.add(1.0, now);
+        let lease = now + habit.lease(now, self.rules.longest_lease);
+        known.in_flight = known.in_flight.saturating_sub(1);
+        known.ended = now;
+        let answered_s = now.saturating_sub(turn.first_token.unwrap_or(known.began)).as_secs_f64();
+        self.answers = (self.answers + 1.0).min(GAP_WINDOW);
+        self.turn_s += (now.saturating_sub(known.began).as_secs_f64() - self.turn_s) / self.answers;
+        self.answer_s += (answered_s - self.answer_s) / self.answers;
+        if known.in_flight == 0 {
+            known.lease = lease;
+            if lease <= now {
+                return self.send_out(turn.session);
+            }
+            self.next_end = self.next_end.min(lease);
+        }
+        let grown = (turn.conversation_tokens - known.shared - known.tokens).max(0.0);
+        known.tokens += grown;
+        let (home, is_in) = (known.home, known.is_in);
+        if let Some(room) = self.rooms.get_mut(&home).filter(|_| is_in) {
+            room.add(grown);
+            self.make_room(home, None);
+        }
+    }
+
+    /// A worker is gone, or its cache is: what sessions had there they have no more.
+    pub fn lost(&mut self, worker: WorkerId) {
+        self.rooms.remove(&worker);
+        for session in self.sessions.values_mut().filter(|session| session.home == worker) {
+            session.is_in = false;
+        }
+    }
+
+    fn room(&mut self, home: Home) -> &mut Room {
+        let room = self.rooms.entry(home.worker).or_default();
+        room.capacity = home.capacity;
+        room
+    }
+
+    /// Takes a session out of the room that it is in.
+    fn send_out(&mut self, name: u64) {
+        let Some(session) = self.sessions.get_mut(&name) else { return };
+        let was_in = std::mem::replace(&mut session.is_in, false);
+        if let Some(room) = self.rooms.get_mut(&session.home).filter(|_| was_in) {
+            room.add(-session.tokens);
+            room.inside.retain(|other| *other != name);
+        }
+    }
+
+    /// Sends sessions of a worker out until the rest fits: the last that came in, or, where one has waited
+    /// for as long as may be (`keeps`), the one that has been in for longest. One always stays.
+    fn make_room(&mut self, worker: WorkerId, keeps: Option<u64>) {
+        while let Some(room) = self.rooms.get(&worker) {
+            let fits = room.most(&self.rules).is_none_or(|most| room.taken <= most);
+            if fits || room.inside.len() < 2 {
+                return;
+            }
+            let goes = match keeps {
+                Some(name) => room.inside.iter().find(|other| **other != name),
+                None => room.inside.last(),
+            };
+            let Some(&goes) = goes else { return };
+            self.send_out(goes);
+        }
+    }
+
+    /// Sends those out whose next turn is waited for no longer.
+    pub fn end_leases(&mut self, now: Duration) {
+        if now < self.next_end {
+            return;
+        }
+        let (mut over, mut next) = (Vec::new(), Duration::MAX);
+        for name in self.rooms.values().flat_map(|room| &room.inside) {
+            match self.sessions.get(name).map(|session| session.lease) {
+                Some(lease) if lease > now => next = next.min(lease),
+                _ => over.push(*name),
+            }
+        }
+        for name in over {
+            self.send_out(name);
+        }
+        // Leases that end close together end together, so that not each of many looks at all.
+        self.next_end = next.max(now + LOOK_EVERY);
+    }
+
+    /// Forgets those that were heard of least recently and have nothing under way.
+    fn forget_half(&mut self) {
+        let idle = self.sessions.values().filter(|session| session.in_flight == 0);
+        let mut ended: Vec<Duration> = idle.map(|session| session.ended).collect();
+        if ended.is_empty() {
+            return;
+        }
+        let middle = ended.len() / 2;
+        let (_, &mut limit, _) = ended.select_nth_unstable(middle);
+        let is_old = |session: &&Session| session.in_flight == 0 && session.ended <= limit;
+        let old = self.sessions.iter().filter(|(_, session)| is_old(session)).map(|(name, _)| *name);
+        for name in old.collect::<Vec<_>>() {
+            self.send_out(name);
+            self.sessions.remove(&name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

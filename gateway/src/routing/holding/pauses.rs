@@ -1,0 +1,144 @@
+//! Sessions that wait between two turns, where all of them together need more KV cache than the workers have:
+//! [`keyway_core::working_sets`] with the gateway's requests and workers.
+
+use std::{cell::Cell, time::Duration};
+
+use keyway_core::{
+    index::WorkerId,
+    pick::Candidate,
+    waiting_room::Ahead,
+    working_sets::{EndedTurn, FleetSize, Home, KnownBy, NextTurn},
+};
+
+use super::{Counter, Held, Holding, Roster};
+use crate::{fleet::Worker, prompt::request::RequestInfo};
+
+/// A request as a turn of its session.
+#[derive(Debug)]
+pub(super) struct SessionTurn {
+    /// The session's conversation.
+    name: u64,
+    known_by: KnownBy,
+    /// Tokens that it would add where it would go, if the session is new.
+    uncached_tokens: f64,
+    /// Whether it was found to wait because its session is paused.
+    paused: Cell<bool>,
+}
+
+impl SessionTurn {
+    /// `None` if the request belongs to no session that is known.
+    pub(super) fn of(request: &RequestInfo) -> Option<Self> {
+        let (name, known_by) = request.conversation()?;
+        Some(Self { name, known_by, uncached_tokens: 0.0, paused: Cell::new(false) })
+    }
+}
+
+impl Holding {
+    /// A turn of a session has ended.
+    pub(in crate::routing) fn turn_ended(&self, now: Duration, turn: &EndedTurn) {
+        self.sets.lock().ended(now, turn);
+    }
+
+    /// What a worker's cache held is gone.
+    pub(in crate::routing) fn cache_is_gone(&self, worker: WorkerId) {
+        self.sets.lock().lost(worker);
+    }
+
+    /// Sessions that have a turn under way, or whose next one is expected.
+    pub(in crate::routing) fn sessions(&self) -> usize {
+        self.sets.lock().count_in()
+    }
+
+    /// Notes what of other sessions a turn would displace at each worker.
+    pub(super) fn displace(&self, turn: &NextTurn, candidates: &mut [Candidate]) {
+        let sets = self.sets.lock();
+        for candidate in candidates {
+            candidate.crowded_tokens = sets.displaced(candidate.drawn_as, turn);
+        }
+    }
+}
+
+impl Held {
+    /// The turn of its session that it is, if it is one.
+    pub(super) fn next_turn(&self) -> Option<NextTurn> {
+        let SessionTurn { name, known_by, uncached_tokens, .. } = self.turn.as_ref()?;
+        Some(NextTurn {
+            session: *name,
+            known_by: *known_by,
+            prompt_tokens: self.setting.prompt_tokens as f64,
+            uncached_tokens: *uncached_tokens,
+            arrived: self.entered,
+        })
+    }
+}
+
+impl Counter<'_> {
+    /// The tokens that the emptiest worker has left for a session, and those that all compute in a second, where
+    /// pauses pay for a session as this request's; `None` where they do not, or it has none.
+    fn room_left(&mut self, held: &Held) -> Option<(f64, FleetSize)> {
+        let known_by = held.turn.as_ref().filter(|_| self.pauses)?.known_by;
+        let roster = self.roster(&held.setting);
+        let Roster { left, candidate_set, workers, worker_of, .. } = &mut self.rosters[roster];
+        let mut sets = self.router.holding.sets.lock();
+        sets.end_leases(self.now);
+        let (fleet, most_free) = *left.get_or_insert_with(|| {
+            let all = || candidate_set.candidates().iter();
+            let cache = |&place: &usize| cache_tokens(&workers[place]).unwrap_or(f64::INFINITY);
+            let fleet = FleetSize {
+                tokens_per_s: all().map(|one| one.tokens_per_ms * 1e3).sum(),
+                cache_tokens: worker_of.iter().map(cache).sum(),
+                is_behind: self.others_wait,
+            };
+            (fleet, all().map(|one| sets.free(one.drawn_as)).fold(0.0, f64::max))
+        });
+        sets.pays(self.now, known_by, fleet).then_some((most_free, fleet))
+    }
+
+    /// Notes what a conversation that is new here would add to what others have.
+    pub(super) fn note_new(&mut self, held: &mut Held) {
+        let Some(name) = held.turn.as_ref().map(|turn| turn.name) else { return };
+        if self.room_left(held).is_none() || self.router.holding.sets.lock().is_in(name) {
+            return;
+        }
+        let plan = self.plan(held, &Ahead::default());
+        if let (Some(plan), Some(turn)) = (plan, &mut held.turn) {
+            turn.uncached_tokens = plan.pick.uncached_tokens as f64;
+        }
+    }
+
+    /// The turn, if what it displaces of other sessions counts.
+    pub(super) fn crowds(&mut self, held: &Held) -> Option<NextTurn> {
+        self.room_left(held)?;
+        held.next_turn()
+    }
+
+    /// Until when a turn waits because its session is paused.
+    pub(super) fn session_waits_until(&mut self, held: &Held) -> Option<Duration> {
+        let left = self.room_left(held)?;
+        let (next, turn) = (held.next_turn()?, held.turn.as_ref()?);
+        let until = self.router.holding.sets.lock().waits_until(self.now, &next, left);
+        turn.paused.set(turn.paused.get() || until.is_some());
+        until
+    }
+
+    /// A request's session has its next turn at a worker.
+    pub(super) fn session_goes_on(&mut self, held: &Held, worker: &Worker, uncached_tokens: u64) {
+        let (true, Some(next), Some(turn)) = (self.pauses, held.next_turn(), &held.turn) else { return };
+        let home = Home { worker: worker.id, capacity: cache_tokens(worker) };
+        let next = NextTurn { uncached_tokens: uncached_tokens as f64, ..next };
+        self.router.holding.sets.lock().began(self.now, &next, home);
+        self.rosters.iter_mut().for_each(|roster| roster.left = None);
+        if turn.paused.get() {
+            let paused = self.now.saturating_sub(held.entered);
+            self.router.metrics.session_pause.observe(paused.as_secs_f64());
+        }
+    }
+}
+
+/// Tokens that a worker's cache holds, if that is known.
+fn cache_tokens(worker: &Worker) -> Option<f64> {
+    worker.residency.capacity.lock().whole().map(|tokens| tokens as f64)
+}
+
+#[cfg(test)]
+mod tests;
