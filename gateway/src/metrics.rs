@@ -90,8 +90,8 @@ pub struct Metrics {
     pub holding: IntGauge,
     /// `keyway_request_wait_seconds`: before a worker could begin.
     pub hold: Histogram,
-    /// `keyway_sessions_active`: sessions that have a turn under way or whose next one is expected; set before
-    /// each scrape.
+    /// `keyway_sessions_active`: sessions that have a turn under way or whose next one is expected; set
+    /// before each scrape.
     pub sessions: IntGauge,
     /// `keyway_session_pause_seconds`: how long turns waited because their session was paused.
     pub session_pause: Histogram,

@@ -142,10 +142,9 @@ pub async fn measure(
     let (stop, stopped) = watch::channel(false);
     let (records, received) = mpsc::unbounded_channel();
     let (clock, started_unix_ms) = zero();
-    let path = args.server.endpoint().path();
     let session = Session {
         server,
-        path,
+        path: args.server.endpoint().path(),
         timeout: args.server.timeout,
         clock,
         keep_text: workload.is_conversational(),

@@ -39,8 +39,8 @@ impl Capacity {
         self.learned.or(self.told).map(|tokens| tokens as u64)
     }
 
-    /// Tokens it holds as the worker says, whatever its answers show; where it says nothing, as they show. While
-    /// sessions evict each other's, answers show a fraction of the cache.
+    /// Tokens it holds as the worker says, whatever its answers show; where it says nothing, as they show.
+    /// While sessions evict each other's, answers show a fraction of the cache.
     pub fn whole(&self) -> Option<u64> {
         self.told.or(self.learned).map(|tokens| tokens as u64)
     }

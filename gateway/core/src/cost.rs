@@ -5,7 +5,7 @@
 //! cost = queue + fetch + own             its time to first token there
 //!      + later * (2 queue own + own^2)   what it takes from those who come after it
 //!      + displaced * own                 what its blocks displace from the cache
-//!      + crowded                         what active sessions will compute again, as its own displaces theirs
+//!      + crowded                         what active sessions, whose it displaces, compute again
 //!      - bought * (cost - cost if held)  what of that is a copy for those who come after it
 //! later  = arrivals / (2 (1 - busy))
 //! bought = u / (1 + u)

@@ -356,15 +356,10 @@ impl<R> WaitingRoom<R> {
             ahead.reserve_ms = horizon_ms * if greedy { fair::RESERVED } else { order::reserved(late) };
             let must_begin =
                 (surplus > 0 && shed_after.is_none()) || now.saturating_sub(entry.arrived) >= max_wait;
+            // While its session is paused it waits for no worker, and weighs on none.
             let paused = if must_begin { None } else { entry.paused_until(now, desk) };
-            if let Some(due) = paused {
-                // It waits for no worker, and weighs on none.
-                keep(entry, due);
-                continue;
-            }
-            let unweighed =
-                if must_begin { None } else { entry.waits_unweighed(now, desk, &mut ahead, &mut weighed) };
-            if let Some(due) = unweighed {
+            let mut unweighed = || entry.waits_unweighed(now, desk, &mut ahead, &mut weighed);
+            if let Some(due) = paused.or_else(|| if must_begin { None } else { unweighed() }) {
                 keep(entry, due);
                 continue;
             }

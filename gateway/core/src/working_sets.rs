@@ -9,8 +9,8 @@
 //!   turn usually takes to come. The tokens of those that are in count at the worker where they are. One that
 //!   is *out* comes in where it fits, or waits.
 //! - **Growth:** sessions grow. Where those of a worker come to more than it holds, the one that came in last
-//!   has to go: its turn under way goes on, its next one waits. So sessions come in only below that, with room
-//!   to grow ([`SetRules::fill`]).
+//!   has to go: its turn under way goes on, its next one waits. So sessions come in only below that, with
+//!   room to grow ([`SetRules::fill`]).
 //! - **Coming back:** it costs a prefill of all of a session's past. So that the workers have time for the
 //!   others, only a part of it may go to that ([`SetRules::returns`]); sessions that are out wait until then.
 //! - **Turns:** none waits longer than [`SetRules::longest_pause`]. Then it comes in, and the one that has
@@ -22,8 +22,11 @@
 //!
 //! After Kang et al., "ThunderAgent" (arXiv 2602.13692), where an agent program is paused between tools.
 
+mod habit;
+
 use std::time::Duration;
 
+use self::habit::{GAP_WINDOW, Habit, SHORTEST_LEASE};
 use crate::fading::FadingSum;
 use crate::index::WorkerId;
 use crate::spread_map::SpreadMap;
@@ -32,16 +35,8 @@ use crate::spread_map::SpreadMap;
 const SESSIONS_MAX: usize = 65_536;
 /// How long what was asked counts half.
 const ASKED_HALF_LIFE: Duration = Duration::from_secs(5);
-/// How fast what is known of the time between turns follows what is seen: one part in so many.
-const GAP_WINDOW: f64 = 256.0;
-/// How long it counts half that one came back, or did not.
-const HABIT_HALF_LIFE: Duration = Duration::from_secs(60);
-/// The share of answers after which another turn came, from which on one is waited for.
-const RETURNING: f64 = 0.5;
 /// How often it is looked at whose lease is over.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// The least that a lease is, however quickly turns follow each other.
-const SHORTEST_LEASE: Duration = Duration::from_millis(200);
 
 /// How many sessions may be in, and for how long others wait.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -51,8 +46,8 @@ pub struct SetRules {
     pub share: f64,
     /// The share of that up to which sessions come in: those that are in grow.
     pub fill: f64,
-    /// The share of the workers' prefill rate that may go to sessions that come back in, whose past is computed
-    /// anew.
+    /// The share of the workers' prefill rate that may go to sessions that come back in, whose past is
+    /// computed anew.
     pub returns: f64,
     /// The longest that a session waits between two turns.
     pub longest_pause: Duration,
@@ -63,8 +58,8 @@ pub struct SetRules {
     pub pays_from: f64,
     /// The same while requests wait for a worker: what is asked is then no more than what is computed.
     pub pays_from_behind: f64,
-    /// How many times as many tokens the caches have to serve as the fleet can compute, for pauses to pay. Without
-    /// pauses some of a turn's past is found as well: with half of it, twice as many.
+    /// How many times as many tokens the caches have to serve as the fleet can compute, for pauses to pay.
+    /// Without pauses some of a turn's past is found as well: with half of it, twice as many.
     pub turnover: f64,
 }
 
@@ -94,8 +89,8 @@ impl Default for SetRules {
     }
 }
 
-/// By what a session is known. Some are never heard of again: whether those of a kind come back is learned for
-/// each kind apart.
+/// By what a session is known. Some are never heard of again: whether those of a kind come back is learned
+/// for each kind apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KnownBy {
     /// An agent's own name for it.
@@ -188,45 +183,6 @@ struct Room {
     taken: f64,
     /// The sessions that are in here, the last that came in last.
     inside: Vec<u64>,
-}
-
-/// Whether sessions of a kind come back after an answer, and how long that takes.
-#[derive(Debug, Clone)]
-struct Habit {
-    ended: FadingSum,
-    returned: FadingSum,
-    seen: f64,
-    mean_s: f64,
-    /// Mean of the squares.
-    square: f64,
-}
-
-impl Default for Habit {
-    fn default() -> Self {
-        let (ended, returned) = (FadingSum::new(HABIT_HALF_LIFE), FadingSum::new(HABIT_HALF_LIFE));
-        Self { ended, returned, seen: 0.0, mean_s: 0.0, square: 0.0 }
-    }
-}
-
-impl Habit {
-    /// One came back after so long.
-    fn returned(&mut self, now: Duration, seconds: f64) {
-        self.returned.add(1.0, now);
-        self.seen = (self.seen + 1.0).min(GAP_WINDOW);
-        let part = 1.0 / self.seen;
-        self.mean_s += part * (seconds - self.mean_s);
-        self.square += part * (seconds * seconds - self.square);
-    }
-
-    /// How long the next turn is waited for: where most come back the mean and three deviations, which is 98
-    /// in a hundred where times are exponential; else not at all.
-    fn lease(&self, now: Duration, longest: Duration) -> Duration {
-        if self.returned.at(now) < RETURNING * self.ended.at(now) {
-            return Duration::ZERO;
-        }
-        let deviation = (self.square - self.mean_s * self.mean_s).max(0.0).sqrt();
-        Duration::from_secs_f64(self.mean_s + 3.0 * deviation).clamp(SHORTEST_LEASE.min(longest), longest)
-    }
 }
 
 impl Room {
@@ -324,18 +280,18 @@ impl WorkingSets {
         Duration::try_from_secs_f64(self.habits[kind as usize].mean_s + self.turn_s).unwrap_or_default()
     }
 
-    /// Tokens of sessions that come back in that may be computed in a second: a part of what the workers compute,
-    /// and no more than what they displace can age in the part of the caches that is no session's. Until then it
-    /// is newer than what those have that are in, and caches forget the oldest first.
+    /// Tokens of sessions that come back in that may be computed in a second: a part of what the workers
+    /// compute, and no more than what they displace can age in the part of the caches that is no session's.
+    /// Until then it is newer than what those have that are in, and caches forget the oldest first.
     fn returns_per_s(&self, kind: KnownBy) -> f64 {
         let cycle_s = self.cycle(kind).as_secs_f64().max(f64::MIN_POSITIVE);
         let ages = (1.0 - self.rules.share) * self.fleet.cache_tokens / cycle_s;
         ages.min(self.rules.returns * self.fleet.tokens_per_s)
     }
 
-    /// Until when a turn waits; `None`: it may begin. `most_free`: the most tokens that one of the workers that
-    /// it may go to has left ([`WorkingSets::free`], after [`WorkingSets::end_leases`]); `fleet`: what they can
-    /// do together.
+    /// Until when a turn waits; `None`: it may begin. `most_free`: the most tokens that one of the workers
+    /// that it may go to has left ([`WorkingSets::free`], after [`WorkingSets::end_leases`]); `fleet`: what
+    /// they can do together.
     pub fn waits_until(
         &mut self,
         now: Duration,
@@ -381,11 +337,9 @@ impl WorkingSets {
             lease: Duration::MAX,
         };
         let session = self.sessions.entry(turn.session).or_insert(fresh);
-        if session.in_flight == 0 && session.ended < turn.arrived {
-            let after = turn.arrived - session.ended;
-            if after <= self.rules.longest_lease {
-                self.habits[turn.known_by as usize].returned(now, after.as_secs_f64());
-            }
+        let after = turn.arrived.checked_sub(session.ended).filter(|_| session.in_flight == 0);
+        if let Some(after) = after.filter(|after| *after <= self.rules.longest_lease) {
+            self.habits[turn.known_by as usize].returned(now, after.as_secs_f64());
         }
         session.in_flight += 1;
         (session.lease, session.home, session.began) = (Duration::MAX, home.worker, now);

@@ -106,9 +106,9 @@ pub struct RequestInfo {
 }
 
 impl RequestInfo {
-    /// The conversation that it belongs to, and what that is known by. Those of an agent's helpers, which share
-    /// its session, begin otherwise. `None` where none is named and this is its first turn: most such requests
-    /// are the only one.
+    /// The conversation that it belongs to, and what that is known by. Those of an agent's helpers, which
+    /// share its session, begin otherwise. `None` where none is named and this is its first turn: most such
+    /// requests are the only one.
     pub fn conversation(&self) -> Option<(u64, KnownBy)> {
         let opening = self.talk.opening;
         match self.session {

@@ -2,8 +2,8 @@
 //! workers behind it. Each request enters the room and mostly leaves it at once; the others are begun when a
 //! first token comes, a request ends, a worker comes back, or the room's own clock says so.
 //!
-//! Locks are taken in the order room, index, sessions. What is begun is handed out after both are open again: a client
-//! that is gone drops its choice, whose ticket asks the room for the next one.
+//! Locks are taken in the order room, index, sessions. What is begun is handed out after both are open again:
+//! a client that is gone drops its choice, whose ticket asks the room for the next one.
 
 mod pauses;
 
@@ -125,8 +125,8 @@ struct Roster {
     kind: Option<u64>,
     /// Whether one of them has begun to be tried since.
     stale: bool,
-    /// What all of them can do together, and the most tokens that one of them has left for a session; not looked at
-    /// yet, or not since one began.
+    /// What all of them can do together, and the most tokens that one of them has left for a session; not
+    /// looked at yet, or not since one began.
     left: Option<(FleetSize, f64)>,
     /// The place of each candidate among the workers: who went down in the meantime is no candidate.
     worker_of: Few<usize>,

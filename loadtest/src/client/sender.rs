@@ -190,7 +190,8 @@ impl Sender {
         Ready { body, conversation, reusable: self.oracle.ask(blocks.into_iter()), wanted_prompt_tokens }
     }
 
-    /// The name of the conversation that a request belongs to: no other run's is the same, unless its words are.
+    /// The name of the conversation that a request belongs to: no other run's is the same, unless its words
+    /// are.
     fn conversation(&self, row: usize) -> Option<HeaderValue> {
         let wanted = self.session.session_header.is_some() && self.workload.is_conversational();
         let name = wanted.then(|| format!("{}-{}", self.text_seed, conversation::split(row).0))?;

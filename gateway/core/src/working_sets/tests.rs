@@ -234,7 +234,8 @@ fn what_is_remembered_is_bounded() {
 
 /// A fleet whose caches forget whole conversations, the one used least recently first.
 struct Fleet {
-    /// Each worker's conversations with their tokens, the one used last at the end, and until when it is busy.
+    /// Each worker's conversations with their tokens, the one used last at the end, and until when it is
+    /// busy.
     workers: Vec<(Vec<(u64, f64)>, Duration)>,
     sets: Option<WorkingSets>,
     waiting: Vec<NextTurn>,
@@ -292,7 +293,7 @@ impl Fleet {
         if let Some(sets) = &mut self.sets {
             sets.began(now, &turn, home(worker as u32, CAPACITY));
         }
-        self.longest_pause = self.longest_pause.max(now - asked.arrived);
+        self.longest_pause = self.longest_pause.max(now.saturating_sub(asked.arrived));
         let (cache, busy) = &mut self.workers[worker];
         let tokens = asked.prompt_tokens + 60.0;
         cache.retain(|(name, _)| *name != asked.session);

@@ -73,8 +73,8 @@ impl Held {
 }
 
 impl Counter<'_> {
-    /// The tokens that the emptiest worker has left for a session, and those that all compute in a second, where
-    /// pauses pay for a session as this request's; `None` where they do not, or it has none.
+    /// The tokens that the emptiest worker has left for a session, and those that all compute in a second,
+    /// where pauses pay for a session as this request's; `None` where they do not, or it has none.
     fn room_left(&mut self, held: &Held) -> Option<(f64, FleetSize)> {
         let known_by = held.turn.as_ref().filter(|_| self.pauses)?.known_by;
         let roster = self.roster(&held.setting);

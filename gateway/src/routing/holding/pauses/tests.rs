@@ -52,7 +52,7 @@ fn asks(session: u64) -> RequestInfo {
 async fn turn(router: &Arc<Router>, session: u64) -> Duration {
     let asked = router.now();
     let mut choice = router.choose(&asks(session), &[]).await.unwrap();
-    let waited = router.now() - asked;
+    let waited = router.now().saturating_sub(asked);
     clock::sleep(Duration::from_secs_f64(choice.pick.uncached_tokens as f64 / RATE)).await;
     choice.ticket.stream_began(router.now());
     clock::sleep(Duration::from_millis(50)).await;
