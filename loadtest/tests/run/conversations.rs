@@ -55,6 +55,22 @@ fn each_turn_carries_what_was_said_before() {
 }
 
 #[test]
+fn each_conversation_has_a_name_of_its_own_in_the_session_s_header() {
+    let server = FakeServer::start(|_| Script::Good);
+    let line = "--workload multi-turn --turns 3 --isl 20 --osl 2 --concurrency 2 --conversations 5";
+    run(&server, line);
+    run(&server, &format!("{line} --session-header X-Session-Id"));
+    let (bodies, sessions) = (server.bodies.lock().unwrap(), server.sessions.lock().unwrap());
+    assert!(sessions[..15].iter().all(Option::is_none), "none is sent unasked");
+    let mut turns = std::collections::BTreeMap::<&str, Vec<&Value>>::new();
+    for (session, body) in sessions.iter().zip(bodies.iter()).skip(15) {
+        turns.entry(session.as_deref().unwrap()).or_default().push(&body["messages"][0]);
+    }
+    assert_eq!(turns.len(), 5);
+    assert!(turns.values().all(|first| first.len() == 3 && first.iter().all(|text| *text == first[0])));
+}
+
+#[test]
 fn a_failed_turn_ends_its_conversation() {
     let server = FakeServer::start(|turn| if turn == 0 { Script::Status(500) } else { Script::Good });
     let (_, report) =
