@@ -248,6 +248,18 @@ impl Router {
         self.holding.cache_is_gone(worker.id);
     }
 
+    /// A worker lost all that its cache held; it may hold more again.
+    pub fn cache_is_lost(&self, worker: &Worker) {
+        self.index.cache_is_lost(worker);
+        self.holding.cache_is_gone(worker.id);
+    }
+
+    /// A worker is gone for good, and with it what it held.
+    pub fn worker_left(&self, worker: &Worker) {
+        self.index.forget_worker(worker, self.now());
+        self.holding.cache_is_gone(worker.id);
+    }
+
     /// A worker answered, or said more of its answer.
     pub fn worker_answered(&self, worker: &Worker, now: Duration) {
         worker.says_something(now);

@@ -36,7 +36,7 @@ const SESSIONS_MAX: usize = 65_536;
 /// How long what was asked counts half.
 const ASKED_HALF_LIFE: Duration = Duration::from_secs(5);
 /// How often it is looked at whose lease is over.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// How many sessions may be in, and for how long others wait.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -61,17 +61,6 @@ pub struct SetRules {
     /// How many times as many tokens the caches have to serve as the fleet can compute, for pauses to pay.
     /// Without pauses some of a turn's past is found as well: with half of it, twice as many.
     pub turnover: f64,
-}
-
-/// What the workers that a turn may go to can do together.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct FleetSize {
-    /// Prompt tokens that they compute in a second.
-    pub tokens_per_s: f64,
-    /// Tokens that their caches hold; infinitely many where that is not known of all.
-    pub cache_tokens: f64,
-    /// Whether requests wait because none of them can begin.
-    pub is_behind: bool,
 }
 
 impl Default for SetRules {
@@ -127,13 +116,35 @@ pub struct EndedTurn {
     pub first_token: Option<Duration>,
 }
 
-/// A worker that a turn may go to, as [`WorkingSets::began`] and [`WorkingSets::ended`] are told of it.
+/// A worker that a turn may go to.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Home {
     /// Its name.
     pub worker: WorkerId,
     /// Tokens that its cache holds; `None`: unknown, and then it has room for all.
     pub capacity: Option<f64>,
+    /// Prompt tokens that it computes in a second.
+    pub tokens_per_s: f64,
+}
+
+/// What the workers that a turn may go to can do together, and have to do for sessions. Other workers' sessions,
+/// those of another model, are no part of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Left {
+    /// Prompt tokens that they compute in a second.
+    pub tokens_per_s: f64,
+    /// Tokens that their caches hold; infinitely many where that is not known of all.
+    pub cache_tokens: f64,
+    /// Whether requests wait because none of them can begin.
+    pub is_behind: bool,
+    /// Prompt tokens that sessions ask of them in a second.
+    asked_per_s: f64,
+    /// Seconds from an answer's first token to its end.
+    answer_s: f64,
+    /// The most tokens that one of them has left for a session that comes in now.
+    most_free: f64,
+    /// When another of them may be come to, at the earliest.
+    opens: Duration,
 }
 
 /// The sessions, and what they take of each worker.
@@ -144,18 +155,8 @@ pub struct WorkingSets {
     rooms: SpreadMap<WorkerId, Room>,
     /// By kind of session.
     habits: [Habit; 3],
-    asked: FadingSum,
-    /// Seconds from the first token of an answer to its end, on the average of the last.
-    answer_s: f64,
-    answers: f64,
     /// When the next lease ends, at the earliest.
     next_end: Duration,
-    /// When the prefill of those that came back in is paid for.
-    paid: Duration,
-    /// Seconds from a turn's begin to its end, on the average of the last.
-    turn_s: f64,
-    /// What the workers can do, as last heard.
-    fleet: FleetSize,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -177,18 +178,40 @@ struct Session {
 }
 
 /// What sessions take of one worker.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 struct Room {
-    capacity: Option<f64>,
+    home: Home,
     taken: f64,
     /// The sessions that are in here, the last that came in last.
     inside: Vec<u64>,
+    /// Prompt tokens that they asked for.
+    asked: FadingSum,
+    /// When the prefill of those that came back in here is paid for.
+    paid: Duration,
+    /// Seconds from the first token of an answer to its end, on the average of the last.
+    answer_s: f64,
+    /// Seconds from a turn's begin to its end, on the average of the last.
+    turn_s: f64,
+    answers: f64,
 }
 
 impl Room {
+    fn new(home: Home) -> Self {
+        Self {
+            home,
+            taken: 0.0,
+            inside: Vec::new(),
+            asked: FadingSum::new(ASKED_HALF_LIFE),
+            paid: Duration::ZERO,
+            answer_s: 0.0,
+            turn_s: 0.0,
+            answers: 0.0,
+        }
+    }
+
     /// Tokens that sessions may have here; `None`: any number.
     fn most(&self, rules: &SetRules) -> Option<f64> {
-        self.capacity.map(|tokens| tokens * rules.share)
+        self.home.capacity.map(|tokens| tokens * rules.share)
     }
 
     /// Tokens that are left for a session that comes in: any number, if it is alone.
@@ -201,6 +224,26 @@ impl Room {
         // Sums of what was added and taken away come out at next to nothing.
         self.taken = (self.taken + tokens).max(0.0);
     }
+
+    /// An answer took so many seconds, and its turn so many.
+    fn answered(&mut self, answer_s: f64, turn_s: f64) {
+        self.answers = (self.answers + 1.0).min(GAP_WINDOW);
+        self.answer_s += (answer_s - self.answer_s) / self.answers;
+        self.turn_s += (turn_s - self.turn_s) / self.answers;
+    }
+
+    /// A session came back in whose next turn comes `gap_s` after an answer: so many tokens are computed anew. In
+    /// a second that may be a part of what the worker computes, and no more than what they displace can age in
+    /// the part of the cache that is no session's. Until then it is newer than what those have that are in, and
+    /// caches forget the oldest first.
+    fn came_back(&mut self, now: Duration, rules: &SetRules, tokens: f64, gap_s: f64) {
+        let cycle_s = (gap_s + self.turn_s).max(SHORTEST_LEASE.as_secs_f64());
+        let ages = (1.0 - rules.share) * self.home.capacity.unwrap_or(f64::INFINITY) / cycle_s;
+        let per_s = ages.min(rules.returns * self.home.tokens_per_s).max(f64::MIN_POSITIVE);
+        // What came back while no session waited is not made up for.
+        let after_s = (self.paid.saturating_sub(now).as_secs_f64() + tokens / per_s).min(cycle_s);
+        self.paid = now + Duration::try_from_secs_f64(after_s).unwrap_or_default();
+    }
 }
 
 impl WorkingSets {
@@ -211,13 +254,7 @@ impl WorkingSets {
             sessions: SpreadMap::default(),
             rooms: SpreadMap::default(),
             habits: Default::default(),
-            asked: FadingSum::new(ASKED_HALF_LIFE),
-            answer_s: 0.0,
-            answers: 0.0,
             next_end: Duration::MAX,
-            paid: Duration::ZERO,
-            turn_s: 0.0,
-            fleet: FleetSize { tokens_per_s: f64::INFINITY, cache_tokens: f64::INFINITY, is_behind: false },
         }
     }
 
@@ -254,18 +291,50 @@ impl WorkingSets {
         (need - free).clamp(0.0, need)
     }
 
-    /// Whether pauses pay for sessions of this kind: the fleet could not compute anew what is asked, and its
+    /// What these workers can do together, and have left for sessions. `is_behind`: whether requests wait because
+    /// none of them can begin.
+    pub fn left(&mut self, now: Duration, homes: impl Iterator<Item = Home>, is_behind: bool) -> Left {
+        self.end_leases(now);
+        let mut left = Left {
+            tokens_per_s: 0.0,
+            cache_tokens: 0.0,
+            is_behind,
+            asked_per_s: 0.0,
+            answer_s: 0.0,
+            most_free: 0.0,
+            opens: Duration::MAX,
+        };
+        let (mut answers, mut answering_s) = (0.0, 0.0);
+        for home in homes {
+            left.tokens_per_s += home.tokens_per_s;
+            left.cache_tokens += home.capacity.unwrap_or(f64::INFINITY);
+            let Some(room) = self.rooms.get(&home.worker) else {
+                left.most_free = f64::INFINITY;
+                continue;
+            };
+            left.asked_per_s += room.asked.at(now) * std::f64::consts::LN_2 / ASKED_HALF_LIFE.as_secs_f64();
+            answers += room.answers;
+            answering_s += room.answers * room.answer_s;
+            if room.paid > now {
+                left.opens = left.opens.min(room.paid);
+            } else {
+                left.most_free = left.most_free.max(room.free(&self.rules));
+            }
+        }
+        left.answer_s = if answers > 0.0 { answering_s / answers } else { 0.0 };
+        left
+    }
+
+    /// Whether pauses pay for sessions of this kind: the workers could not compute anew what is asked, and their
     /// caches, if they held all that is in, would serve enough more than that. A session's tokens are then
     /// served once in the time of an answer and until the next turn; no prefill is waited for.
-    pub fn pays(&self, now: Duration, kind: KnownBy, fleet: FleetSize) -> bool {
-        let seconds = ASKED_HALF_LIFE.as_secs_f64() / std::f64::consts::LN_2;
-        let rate = fleet.tokens_per_s;
-        let cycle_s = self.habits[kind as usize].mean_s + self.answer_s;
-        let served_per_s = self.rules.share * fleet.cache_tokens / cycle_s.max(f64::MIN_POSITIVE);
-        let from = if fleet.is_behind { self.rules.pays_from_behind } else { self.rules.pays_from };
-        self.asked.at(now) / seconds > from * rate
-            && fleet.cache_tokens.is_finite()
-            && served_per_s > self.rules.turnover * rate
+    pub fn pays(&self, kind: KnownBy, left: &Left) -> bool {
+        let cycle_s = (self.habits[kind as usize].mean_s + left.answer_s).max(f64::MIN_POSITIVE);
+        let served_per_s = self.rules.share * left.cache_tokens / cycle_s;
+        let from = if left.is_behind { self.rules.pays_from_behind } else { self.rules.pays_from };
+        left.asked_per_s > from * left.tokens_per_s
+            && left.cache_tokens.is_finite()
+            && served_per_s > self.rules.turnover * left.tokens_per_s
     }
 
     /// Tokens that a turn needs at a worker for itself.
@@ -275,51 +344,26 @@ impl WorkingSets {
             .map_or(turn.uncached_tokens, |session| (turn.prompt_tokens - session.shared).max(session.tokens))
     }
 
-    /// From one turn's begin to the next one's.
-    fn cycle(&self, kind: KnownBy) -> Duration {
-        Duration::try_from_secs_f64(self.habits[kind as usize].mean_s + self.turn_s).unwrap_or_default()
-    }
-
-    /// Tokens of sessions that come back in that may be computed in a second: a part of what the workers
-    /// compute, and no more than what they displace can age in the part of the caches that is no session's.
-    /// Until then it is newer than what those have that are in, and caches forget the oldest first.
-    fn returns_per_s(&self, kind: KnownBy) -> f64 {
-        let cycle_s = self.cycle(kind).as_secs_f64().max(f64::MIN_POSITIVE);
-        let ages = (1.0 - self.rules.share) * self.fleet.cache_tokens / cycle_s;
-        ages.min(self.rules.returns * self.fleet.tokens_per_s)
-    }
-
-    /// Until when a turn waits; `None`: it may begin. `most_free`: the most tokens that one of the workers
-    /// that it may go to has left ([`WorkingSets::free`], after [`WorkingSets::end_leases`]); `fleet`: what
-    /// they can do together.
-    pub fn waits_until(
-        &mut self,
-        now: Duration,
-        turn: &NextTurn,
-        (most_free, fleet): (f64, FleetSize),
-    ) -> Option<Duration> {
-        self.fleet = fleet;
+    /// Until when a turn waits; `None`: it may begin. `left`: what the workers have that it may go to.
+    pub fn waits_until(&self, now: Duration, turn: &NextTurn, left: &Left) -> Option<Duration> {
         let latest = turn.arrived + self.rules.longest_pause;
-        if self.is_in(turn.session) || now >= latest {
+        if self.is_in(turn.session) || now >= latest || self.need(turn) <= left.most_free {
             return None;
         }
-        if self.need(turn) > most_free {
-            return Some(latest.min(self.next_end).max(now));
-        }
-        (self.paid > now).then_some(latest.min(self.paid))
+        Some(latest.min(self.next_end).min(left.opens).max(now))
     }
 
     /// A turn begins at a worker.
     pub fn began(&mut self, now: Duration, turn: &NextTurn, home: Home) {
-        self.asked.add(turn.prompt_tokens, now);
         if self.sessions.len() >= SESSIONS_MAX && !self.sessions.contains_key(&turn.session) {
             self.forget_half();
         }
-        if self.sessions.get(&turn.session).is_some_and(|session| !session.is_in) {
-            let seconds = turn.uncached_tokens / self.returns_per_s(turn.known_by).max(f64::MIN_POSITIVE);
-            let paid = self.paid.max(now) + Duration::try_from_secs_f64(seconds).unwrap_or_default();
-            // What came back while no session waited is not made up for.
-            self.paid = paid.min(now + self.cycle(turn.known_by).max(SHORTEST_LEASE));
+        let comes_back = self.sessions.get(&turn.session).is_some_and(|session| !session.is_in);
+        let (rules, gap_s) = (self.rules, self.habits[turn.known_by as usize].mean_s);
+        let room = self.room(home);
+        room.asked.add(turn.prompt_tokens, now);
+        if comes_back {
+            room.came_back(now, &rules, turn.uncached_tokens, gap_s);
         }
         let moves = self.sessions.get(&turn.session).is_some_and(|session| session.home != home.worker);
         if moves {
@@ -363,10 +407,10 @@ impl WorkingSets {
         let lease = now + habit.lease(now, self.rules.longest_lease);
         known.in_flight = known.in_flight.saturating_sub(1);
         known.ended = now;
-        let answered_s = now.saturating_sub(turn.first_token.unwrap_or(known.began)).as_secs_f64();
-        self.answers = (self.answers + 1.0).min(GAP_WINDOW);
-        self.turn_s += (now.saturating_sub(known.began).as_secs_f64() - self.turn_s) / self.answers;
-        self.answer_s += (answered_s - self.answer_s) / self.answers;
+        let since = |then: Duration| now.saturating_sub(then).as_secs_f64();
+        if let Some(room) = self.rooms.get_mut(&known.home) {
+            room.answered(since(turn.first_token.unwrap_or(known.began)), since(known.began));
+        }
         if known.in_flight == 0 {
             known.lease = lease;
             if lease <= now {
@@ -392,8 +436,8 @@ impl WorkingSets {
     }
 
     fn room(&mut self, home: Home) -> &mut Room {
-        let room = self.rooms.entry(home.worker).or_default();
-        room.capacity = home.capacity;
+        let room = self.rooms.entry(home.worker).or_insert_with(|| Room::new(home));
+        room.home = home;
         room
     }
 
@@ -425,7 +469,7 @@ impl WorkingSets {
     }
 
     /// Sends those out whose next turn is waited for no longer.
-    pub fn end_leases(&mut self, now: Duration) {
+    fn end_leases(&mut self, now: Duration) {
         if now < self.next_end {
             return;
         }

@@ -22,7 +22,7 @@ use keyway_core::{
     pick::{Candidate, Pick, Policy, Turn},
     quote,
     waiting_room::{Ahead, CandidateSet, Place, Quote, RoomRules, Share, WaitingRoom, WorkerChooser},
-    working_sets::{FleetSize, SetRules, WorkingSets},
+    working_sets::{Left, SetRules, WorkingSets},
 };
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
@@ -127,7 +127,7 @@ struct Roster {
     stale: bool,
     /// What all of them can do together, and the most tokens that one of them has left for a session; not
     /// looked at yet, or not since one began.
-    left: Option<(FleetSize, f64)>,
+    left: Option<Left>,
     /// The place of each candidate among the workers: who went down in the meantime is no candidate.
     worker_of: Few<usize>,
     candidate_set: CandidateSet,
@@ -436,10 +436,11 @@ impl WorkerChooser<Held> for Counter<'_> {
             let workers = worker_of.iter().map(|&i| &setting.workers[i]);
             log.choice(held.model.as_deref(), setting, view, workers.zip(&candidates), &pick, &worker.name);
         }
+        let rate = before.tokens_per_ms * 1e3;
         let waited = self.now.saturating_sub(held.entered);
         router.metrics.hold.observe(waited.as_secs_f64());
         worker.series(&router.metrics).picked(pick.reason);
-        self.session_goes_on(&held, &worker, pick.uncached_tokens);
+        self.session_goes_on(&held, &worker, rate, pick.uncached_tokens);
     }
 
     fn paused_until(&mut self, held: &Held, _: Duration) -> Option<Duration> {

@@ -111,14 +111,14 @@ impl SharedIndex {
     }
 
     /// Forgets all that a worker held; it may hold more again.
-    pub fn cache_is_lost(&self, worker: &Worker) {
+    pub(super) fn cache_is_lost(&self, worker: &Worker) {
         for id in [worker.id, worker.residency.token_id, worker.residency.any_tier_id] {
             self.forget(id);
         }
     }
 
     /// Forgets all that a worker held: it is gone for good.
-    pub fn forget_worker(&self, worker: &Worker, now: Duration) {
+    pub(super) fn forget_worker(&self, worker: &Worker, now: Duration) {
         self.finish_lingering(now);
         for id in [worker.id, worker.residency.token_id, worker.residency.any_tier_id] {
             self.with(|index| index.set_exact(id, false));

@@ -299,7 +299,7 @@ impl Members {
             return;
         }
         tracing::info!(worker = %worker.name, "worker has drained");
-        self.router.index().forget_worker(worker, self.router.now());
+        self.router.worker_left(worker);
         // Drained by hand, it stays on the list, so that its source does not bring it back.
         if !self.by_hand(worker) {
             self.forget(worker);

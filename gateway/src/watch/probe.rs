@@ -192,7 +192,7 @@ impl Watch {
         }
         tracing::info!(worker = %worker.name, awake = sleep == Sleep::Awake, "worker's engine sleeps or wakes");
         if sleep == Sleep::Asleep {
-            router.index().cache_is_lost(worker);
+            router.cache_is_lost(worker);
         }
         router.fleet_changed();
     }

@@ -18,12 +18,9 @@ const RULES: SetRules = SetRules {
     turnover: 2.0,
 };
 
-/// A fleet without bounds.
-const ANY: FleetSize =
-    FleetSize { tokens_per_s: f64::INFINITY, cache_tokens: f64::INFINITY, is_behind: false };
-
+/// One that computes any number of tokens.
 fn home(worker: u32, capacity: f64) -> Home {
-    Home { worker: WorkerId(worker), capacity: Some(capacity) }
+    Home { worker: WorkerId(worker), capacity: Some(capacity), tokens_per_s: f64::INFINITY }
 }
 
 fn turn(session: u64, prompt_tokens: f64, arrived: Duration) -> NextTurn {
@@ -34,10 +31,13 @@ fn ended(sets: &mut WorkingSets, now: Duration, session: u64, conversation_token
     sets.ended(now, &EndedTurn { session, conversation_tokens, first_token: None });
 }
 
+fn until(sets: &mut WorkingSets, now: Duration, turn: &NextTurn, worker: u32) -> Option<Duration> {
+    let left = sets.left(now, std::iter::once(home(worker, 1_000.0)), false);
+    sets.waits_until(now, turn, &left)
+}
+
 fn waits(sets: &mut WorkingSets, now: Duration, turn: &NextTurn) -> bool {
-    sets.end_leases(now);
-    let most_free = sets.free(WorkerId(1));
-    sets.waits_until(now, turn, (most_free, ANY)).is_some()
+    until(sets, now, turn, 1).is_some()
 }
 
 /// Sessions that come back after a second, mostly; the lease is that and three deviations.
@@ -64,10 +64,10 @@ fn crowded() -> WorkingSets {
 fn one_that_does_not_fit_waits_until_another_is_over() {
     let mut sets = crowded();
     let third = turn(3, 400.0, SECOND);
-    let until = sets.waits_until(SECOND, &third, (sets.free(WorkerId(1)), ANY));
+    let pause = until(&mut sets, SECOND, &third, 1);
     // A mean of 3 s, a deviation of 2 s.
     let lease = 9 * SECOND;
-    assert_eq!(until, Some(SECOND + lease));
+    assert_eq!(pause, Some(SECOND + lease));
     // Those that are in go on, and a small one fits beside them.
     assert!(!waits(&mut sets, 2 * SECOND, &turn(1, 500.0, 2 * SECOND)));
     assert!(!waits(&mut sets, 2 * SECOND, &turn(4, 200.0, 2 * SECOND)));
@@ -84,10 +84,7 @@ fn where_they_grow_the_last_that_came_has_to_go() {
     assert_eq!((sets.count_in(), sets.taken(WorkerId(1))), (1, 700.0));
     assert!(waits(&mut sets, 2 * SECOND, &turn(2, 450.0, 2 * SECOND)));
     // At another worker there is room, and its turn goes there.
-    assert_eq!(
-        sets.waits_until(2 * SECOND, &turn(2, 450.0, 2 * SECOND), (sets.free(WorkerId(2)), ANY)),
-        None
-    );
+    assert_eq!(until(&mut sets, 2 * SECOND, &turn(2, 450.0, 2 * SECOND), 2), None);
     sets.began(2 * SECOND, &turn(2, 450.0, 2 * SECOND), home(2, 1_000.0));
     assert_eq!((sets.taken(WorkerId(1)), sets.taken(WorkerId(2))), (700.0, 450.0));
     // One that is larger than any cache is let in where no other is.
@@ -134,7 +131,6 @@ fn what_others_had_before_is_no_part_of_what_a_session_needs() {
 fn pauses_pay_where_all_anew_is_too_much_and_caches_serve_more() {
     let mut sets = WorkingSets::new(RULES);
     let mut now = SECOND;
-    let fleet = |tokens_per_s, cache_tokens| FleetSize { tokens_per_s, cache_tokens, is_behind: false };
     // Ten turns of 1,000 tokens a second, each of a session that comes back after two and is served in one.
     for nth in 0..1_000 {
         let session = nth % 30;
@@ -142,12 +138,19 @@ fn pauses_pay_where_all_anew_is_too_much_and_caches_serve_more() {
         ended(&mut sets, now + SECOND, session, 1_000.0);
         now += Duration::from_millis(100);
     }
-    let pays =
-        |now, tokens_per_s, cache_tokens| sets.pays(now, KnownBy::Name, fleet(tokens_per_s, cache_tokens));
+    let mut pays_of = |now, worker, (tokens_per_s, cache_tokens), is_behind| {
+        let home = Home { tokens_per_s, ..home(worker, cache_tokens) };
+        let left = sets.left(now, std::iter::once(home), is_behind);
+        sets.pays(KnownBy::Name, &left)
+    };
+    assert!(!pays_of(now, 1, (20_000.0, 200_000.0), false), "all of it could be computed anew");
+    assert!(pays_of(now, 1, (20_000.0, 200_000.0), true));
+    assert!(
+        !pays_of(now, 2, (10_000.0, 80_000.0), true),
+        "what is asked of other workers, by another model's sessions"
+    );
+    let mut pays = |now, tokens_per_s, cache_tokens| pays_of(now, 1, (tokens_per_s, cache_tokens), false);
     assert!(pays(now, 10_000.0, 80_000.0));
-    assert!(!pays(now, 20_000.0, 200_000.0), "all of it could be computed anew");
-    let behind = FleetSize { is_behind: true, ..fleet(20_000.0, 200_000.0) };
-    assert!(sets.pays(now, KnownBy::Name, behind));
     assert!(
         !pays(now, 10_000.0, 50_000.0),
         "caches would serve 17,000 tokens a second, and 10,000 are computed"
@@ -200,7 +203,7 @@ proptest! {
             let asked = turn(session, tokens, now);
             if ends && let Some(session) = begun.pop() {
                 ended(&mut sets, now, session, tokens);
-            } else if sets.waits_until(now, &asked, (sets.free(WorkerId(worker)), ANY)).is_none() {
+            } else if until(&mut sets, now, &asked, worker).is_none() {
                 sets.began(now, &asked, home(worker, 1_000.0));
                 begun.push(session);
             }
@@ -259,6 +262,11 @@ const FIRST: f64 = 2_600.0;
 const MORE: f64 = 660.0;
 const ANSWER: Duration = Duration::from_millis(600);
 
+/// One of the fleet's.
+fn slow(worker: u32) -> Home {
+    Home { tokens_per_s: TOKENS_PER_S, ..home(worker, CAPACITY) }
+}
+
 impl Fleet {
     fn think(&mut self) -> Duration {
         self.random ^= self.random << 13;
@@ -291,7 +299,7 @@ impl Fleet {
         (self.asked, self.found) = (self.asked + asked.prompt_tokens, self.found + found);
         let turn = NextTurn { uncached_tokens: asked.prompt_tokens, ..asked };
         if let Some(sets) = &mut self.sets {
-            sets.began(now, &turn, home(worker as u32, CAPACITY));
+            sets.began(now, &turn, slow(worker as u32));
         }
         self.longest_pause = self.longest_pause.max(now.saturating_sub(asked.arrived));
         let (cache, busy) = &mut self.workers[worker];
@@ -310,15 +318,8 @@ impl Fleet {
         let (mut n, mut next) = (0, Duration::MAX);
         while let Some(asked) = self.waiting.get(n).copied() {
             let until = self.sets.as_mut().and_then(|sets| {
-                sets.end_leases(now);
-                let most_free = (0..WORKERS).map(|worker| sets.free(WorkerId(worker))).fold(0.0, f64::max);
-                let fleet = FleetSize {
-                    tokens_per_s: f64::from(WORKERS) * TOKENS_PER_S,
-                    cache_tokens: f64::from(WORKERS) * CAPACITY,
-                    is_behind: false,
-                };
-                let pays = sets.pays(now, KnownBy::Name, fleet);
-                pays.then(|| sets.waits_until(now, &asked, (most_free, fleet))).flatten()
+                let left = sets.left(now, (0..WORKERS).map(slow), false);
+                sets.pays(KnownBy::Name, &left).then(|| sets.waits_until(now, &asked, &left)).flatten()
             });
             match until {
                 None => {

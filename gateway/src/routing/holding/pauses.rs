@@ -7,7 +7,7 @@ use keyway_core::{
     index::WorkerId,
     pick::Candidate,
     waiting_room::Ahead,
-    working_sets::{EndedTurn, FleetSize, Home, KnownBy, NextTurn},
+    working_sets::{EndedTurn, Home, KnownBy, Left, NextTurn},
 };
 
 use super::{Counter, Held, Holding, Roster};
@@ -73,25 +73,19 @@ impl Held {
 }
 
 impl Counter<'_> {
-    /// The tokens that the emptiest worker has left for a session, and those that all compute in a second,
-    /// where pauses pay for a session as this request's; `None` where they do not, or it has none.
-    fn room_left(&mut self, held: &Held) -> Option<(f64, FleetSize)> {
+    /// What the workers that a request may go to have left for sessions, where pauses pay for one as its;
+    /// `None` where they do not, or it has none.
+    fn room_left(&mut self, held: &Held) -> Option<Left> {
         let known_by = held.turn.as_ref().filter(|_| self.pauses)?.known_by;
         let roster = self.roster(&held.setting);
         let Roster { left, candidate_set, workers, worker_of, .. } = &mut self.rosters[roster];
         let mut sets = self.router.holding.sets.lock();
-        sets.end_leases(self.now);
-        let (fleet, most_free) = *left.get_or_insert_with(|| {
-            let all = || candidate_set.candidates().iter();
-            let cache = |&place: &usize| cache_tokens(&workers[place]).unwrap_or(f64::INFINITY);
-            let fleet = FleetSize {
-                tokens_per_s: all().map(|one| one.tokens_per_ms * 1e3).sum(),
-                cache_tokens: worker_of.iter().map(cache).sum(),
-                is_behind: self.others_wait,
-            };
-            (fleet, all().map(|one| sets.free(one.drawn_as)).fold(0.0, f64::max))
+        let left = left.get_or_insert_with(|| {
+            let both = worker_of.iter().zip(candidate_set.candidates());
+            let homes = both.map(|(&at, candidate)| home(&workers[at], candidate.tokens_per_ms * 1e3));
+            sets.left(self.now, homes, self.others_wait)
         });
-        sets.pays(self.now, known_by, fleet).then_some((most_free, fleet))
+        sets.pays(known_by, left).then_some(*left)
     }
 
     /// Notes what a conversation that is new here would add to what others have.
@@ -116,17 +110,22 @@ impl Counter<'_> {
     pub(super) fn session_waits_until(&mut self, held: &Held) -> Option<Duration> {
         let left = self.room_left(held)?;
         let (next, turn) = (held.next_turn()?, held.turn.as_ref()?);
-        let until = self.router.holding.sets.lock().waits_until(self.now, &next, left);
+        let until = self.router.holding.sets.lock().waits_until(self.now, &next, &left);
         turn.paused.set(turn.paused.get() || until.is_some());
         until
     }
 
     /// A request's session has its next turn at a worker.
-    pub(super) fn session_goes_on(&mut self, held: &Held, worker: &Worker, uncached_tokens: u64) {
+    pub(super) fn session_goes_on(
+        &mut self,
+        held: &Held,
+        worker: &Worker,
+        tokens_per_s: f64,
+        uncached_tokens: u64,
+    ) {
         let (true, Some(next), Some(turn)) = (self.pauses, held.next_turn(), &held.turn) else { return };
-        let home = Home { worker: worker.id, capacity: cache_tokens(worker) };
         let next = NextTurn { uncached_tokens: uncached_tokens as f64, ..next };
-        self.router.holding.sets.lock().began(self.now, &next, home);
+        self.router.holding.sets.lock().began(self.now, &next, home(worker, tokens_per_s));
         self.rosters.iter_mut().for_each(|roster| roster.left = None);
         if turn.paused.get() {
             let paused = self.now.saturating_sub(held.entered);
@@ -135,9 +134,10 @@ impl Counter<'_> {
     }
 }
 
-/// Tokens that a worker's cache holds, if that is known.
-fn cache_tokens(worker: &Worker) -> Option<f64> {
-    worker.residency.capacity.lock().whole().map(|tokens| tokens as f64)
+/// A worker as sessions see it.
+fn home(worker: &Worker, tokens_per_s: f64) -> Home {
+    let capacity = worker.residency.capacity.lock().whole().map(|tokens| tokens as f64);
+    Home { worker: worker.id, capacity, tokens_per_s }
 }
 
 #[cfg(test)]

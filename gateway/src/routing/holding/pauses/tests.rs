@@ -112,3 +112,19 @@ async fn none_waits_where_all_fit_or_where_that_is_off() {
         assert_eq!(router.metrics.session_pause.get_sample_count(), 0);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn sessions_have_nothing_where_a_cache_is_gone() {
+    let gone: [fn(&Router, &Worker); 3] = [Router::cache_is_lost, Router::worker_left, Router::worker_failed];
+    for gone in gone {
+        let router = router(1_200, Some(SetRules::default()));
+        two_go_on(&router).await;
+        assert!(router.holding.sessions() > 0);
+        let worker = Arc::clone(&router.fleet().all()[0]);
+        gone(&router, &worker);
+        assert_eq!(router.holding.sessions(), 0);
+        worker.with_health(|health| health.on_probe(true, router.now()));
+        let waited = turn(&router, 3).await;
+        assert!(waited < Duration::from_millis(500), "{waited:?}");
+    }
+}
