@@ -283,12 +283,18 @@ impl WorkingSets {
         self.rooms.get(&worker).map_or(f64::INFINITY, |room| room.free(&self.rules))
     }
 
-    /// Tokens of other sessions that this one would displace at a worker.
+    /// Tokens that will be computed again if a turn goes to a worker: what it displaces of other sessions there,
+    /// and, of a session that is in elsewhere, what it has there. The index may have lost sight of that: while
+    /// sessions evicted each other's, it learned that caches hold little.
     pub fn displaced(&self, worker: WorkerId, turn: &NextTurn) -> f64 {
-        let own = self.sessions.get(&turn.session).filter(|own| own.is_in && own.home == worker);
-        let free = self.free(worker) + own.map_or(0.0, |own| own.tokens);
+        let own = self.sessions.get(&turn.session).filter(|own| own.is_in);
+        let (here, elsewhere) = match own {
+            Some(own) if own.home == worker => (own.tokens, 0.0),
+            Some(own) => (0.0, own.tokens),
+            None => (0.0, 0.0),
+        };
         let need = self.need(turn);
-        (need - free).clamp(0.0, need)
+        elsewhere + (need - self.free(worker) - here).clamp(0.0, need)
     }
 
     /// What these workers can do together, and have left for sessions. `is_behind`: whether requests wait because

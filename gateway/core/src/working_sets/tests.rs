@@ -124,7 +124,7 @@ fn what_others_had_before_is_no_part_of_what_a_session_needs() {
     assert_eq!(sets.taken(WorkerId(1)), 200.0);
     assert_eq!(sets.displaced(WorkerId(1), &turn(2, 1_000.0, SECOND)), 200.0);
     assert_eq!(sets.displaced(WorkerId(1), &next), 0.0);
-    assert_eq!(sets.displaced(WorkerId(2), &next), 0.0);
+    assert_eq!(sets.displaced(WorkerId(2), &next), 200.0, "what it has at the first");
 }
 
 #[test]
