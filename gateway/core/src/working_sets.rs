@@ -23,18 +23,16 @@
 //! After Kang et al., "ThunderAgent" (arXiv 2602.13692), where an agent program is paused between tools.
 
 mod habit;
+mod room;
 
 use std::time::Duration;
 
-use self::habit::{GAP_WINDOW, Habit, SHORTEST_LEASE};
-use crate::fading::FadingSum;
+use self::{habit::Habit, room::Room};
 use crate::index::WorkerId;
 use crate::spread_map::SpreadMap;
 
 /// Sessions that are remembered; beyond, the half of them that was heard of least recently is forgotten.
 const SESSIONS_MAX: usize = 65_536;
-/// How long what was asked counts half.
-const ASKED_HALF_LIFE: Duration = Duration::from_secs(5);
 /// How often it is looked at whose lease is over.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -127,8 +125,8 @@ pub struct Home {
     pub tokens_per_s: f64,
 }
 
-/// What the workers that a turn may go to can do together, and have to do for sessions. Other workers' sessions,
-/// those of another model, are no part of it.
+/// What the workers that a turn may go to can do together, and have to do for sessions. Other workers'
+/// sessions, those of another model, are no part of it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Left {
     /// Prompt tokens that they compute in a second.
@@ -177,75 +175,6 @@ struct Session {
     lease: Duration,
 }
 
-/// What sessions take of one worker.
-#[derive(Debug, Clone)]
-struct Room {
-    home: Home,
-    taken: f64,
-    /// The sessions that are in here, the last that came in last.
-    inside: Vec<u64>,
-    /// Prompt tokens that they asked for.
-    asked: FadingSum,
-    /// When the prefill of those that came back in here is paid for.
-    paid: Duration,
-    /// Seconds from the first token of an answer to its end, on the average of the last.
-    answer_s: f64,
-    /// Seconds from a turn's begin to its end, on the average of the last.
-    turn_s: f64,
-    answers: f64,
-}
-
-impl Room {
-    fn new(home: Home) -> Self {
-        Self {
-            home,
-            taken: 0.0,
-            inside: Vec::new(),
-            asked: FadingSum::new(ASKED_HALF_LIFE),
-            paid: Duration::ZERO,
-            answer_s: 0.0,
-            turn_s: 0.0,
-            answers: 0.0,
-        }
-    }
-
-    /// Tokens that sessions may have here; `None`: any number.
-    fn most(&self, rules: &SetRules) -> Option<f64> {
-        self.home.capacity.map(|tokens| tokens * rules.share)
-    }
-
-    /// Tokens that are left for a session that comes in: any number, if it is alone.
-    fn free(&self, rules: &SetRules) -> f64 {
-        let most = self.most(rules).filter(|_| self.taken > 0.0);
-        most.map_or(f64::INFINITY, |most| most * rules.fill - self.taken)
-    }
-
-    fn add(&mut self, tokens: f64) {
-        // Sums of what was added and taken away come out at next to nothing.
-        self.taken = (self.taken + tokens).max(0.0);
-    }
-
-    /// An answer took so many seconds, and its turn so many.
-    fn answered(&mut self, answer_s: f64, turn_s: f64) {
-        self.answers = (self.answers + 1.0).min(GAP_WINDOW);
-        self.answer_s += (answer_s - self.answer_s) / self.answers;
-        self.turn_s += (turn_s - self.turn_s) / self.answers;
-    }
-
-    /// A session came back in whose next turn comes `gap_s` after an answer: so many tokens are computed anew. In
-    /// a second that may be a part of what the worker computes, and no more than what they displace can age in
-    /// the part of the cache that is no session's. Until then it is newer than what those have that are in, and
-    /// caches forget the oldest first.
-    fn came_back(&mut self, now: Duration, rules: &SetRules, tokens: f64, gap_s: f64) {
-        let cycle_s = (gap_s + self.turn_s).max(SHORTEST_LEASE.as_secs_f64());
-        let ages = (1.0 - rules.share) * self.home.capacity.unwrap_or(f64::INFINITY) / cycle_s;
-        let per_s = ages.min(rules.returns * self.home.tokens_per_s).max(f64::MIN_POSITIVE);
-        // What came back while no session waited is not made up for.
-        let after_s = (self.paid.saturating_sub(now).as_secs_f64() + tokens / per_s).min(cycle_s);
-        self.paid = now + Duration::try_from_secs_f64(after_s).unwrap_or_default();
-    }
-}
-
 impl WorkingSets {
     /// No session yet.
     pub fn new(rules: SetRules) -> Self {
@@ -283,9 +212,9 @@ impl WorkingSets {
         self.rooms.get(&worker).map_or(f64::INFINITY, |room| room.free(&self.rules))
     }
 
-    /// Tokens that will be computed again if a turn goes to a worker: what it displaces of other sessions there,
-    /// and, of a session that is in elsewhere, what it has there. The index may have lost sight of that: while
-    /// sessions evicted each other's, it learned that caches hold little.
+    /// Tokens that will be computed again if a turn goes to a worker: what it displaces of other sessions
+    /// there, and, of a session that is in elsewhere, what it has there. The index may have lost sight of
+    /// that: while sessions evicted each other's, it learned that caches hold little.
     pub fn displaced(&self, worker: WorkerId, turn: &NextTurn) -> f64 {
         let own = self.sessions.get(&turn.session).filter(|own| own.is_in);
         let (here, elsewhere) = match own {
@@ -297,8 +226,8 @@ impl WorkingSets {
         elsewhere + (need - self.free(worker) - here).clamp(0.0, need)
     }
 
-    /// What these workers can do together, and have left for sessions. `is_behind`: whether requests wait because
-    /// none of them can begin.
+    /// What these workers can do together, and have left for sessions. `is_behind`: whether requests wait
+    /// because none of them can begin.
     pub fn left(&mut self, now: Duration, homes: impl Iterator<Item = Home>, is_behind: bool) -> Left {
         self.end_leases(now);
         let mut left = Left {
@@ -318,7 +247,7 @@ impl WorkingSets {
                 left.most_free = f64::INFINITY;
                 continue;
             };
-            left.asked_per_s += room.asked.at(now) * std::f64::consts::LN_2 / ASKED_HALF_LIFE.as_secs_f64();
+            left.asked_per_s += room.asked_per_s(now);
             answers += room.answers;
             answering_s += room.answers * room.answer_s;
             if room.paid > now {
@@ -331,9 +260,9 @@ impl WorkingSets {
         left
     }
 
-    /// Whether pauses pay for sessions of this kind: the workers could not compute anew what is asked, and their
-    /// caches, if they held all that is in, would serve enough more than that. A session's tokens are then
-    /// served once in the time of an answer and until the next turn; no prefill is waited for.
+    /// Whether pauses pay for sessions of this kind: the workers could not compute anew what is asked, and
+    /// their caches, if they held all that is in, would serve enough more than that. A session's tokens are
+    /// then served once in the time of an answer and until the next turn; no prefill is waited for.
     pub fn pays(&self, kind: KnownBy, left: &Left) -> bool {
         let cycle_s = (self.habits[kind as usize].mean_s + left.answer_s).max(f64::MIN_POSITIVE);
         let served_per_s = self.rules.share * left.cache_tokens / cycle_s;

@@ -99,6 +99,8 @@ pub const KUBERNETES_PAUSE: (Duration, Duration) = (Duration::from_millis(200), 
 /// How long a worker that vanished from its EndpointSlice is held back before it drains: an endpoint that
 /// moves from one slice to another is in neither for the time between two writes of the API server.
 pub const KUBERNETES_MOVE_TIME: Duration = Duration::from_secs(2);
+/// Of that, how long it still gets requests.
+pub const KUBERNETES_MOVE_GAP: Duration = Duration::from_secs(1);
 
 /// Time between two looks at which pod is worth least. At each one a gateway without the Lease asks the API
 /// server for it; the gateway that has it asks once in a third of its time, and where the mark moves.

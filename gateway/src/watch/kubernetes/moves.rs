@@ -1,19 +1,47 @@
-//! Endpoints that vanish: one that moves from a slice to another is in neither for a moment. It gets no
-//! requests from then on, but drains only if it has not come back after a while, so that the cache that is
-//! known of it is not forgotten. A pod that ends says so and drains at once.
+//! Endpoints that vanish: one that moves from a slice to another is in neither for a moment. It still gets
+//! requests for a second, as if nobody had looked in that moment, and then none. It drains only if it has not
+//! come back after a while, so that the cache that is known of it is not forgotten. A pod that ends says so
+//! and drains at once.
 
 use std::collections::{BTreeMap, HashSet};
 
 use super::slices::{Found, View};
-use crate::{clock::Instant, limits::KUBERNETES_MOVE_TIME, watch::members::Listed};
+use crate::{
+    clock::Instant,
+    limits::{KUBERNETES_MOVE_GAP, KUBERNETES_MOVE_TIME},
+};
 
 /// Who was there, and who has vanished since.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
     /// Workers that the slices listed at the last look, by identity.
     there: BTreeMap<String, Found>,
-    /// By identity, with when each is given up.
-    gone: BTreeMap<String, (Found, Instant)>,
+    /// Workers that have vanished, by identity.
+    gone: BTreeMap<String, Gone>,
+}
+
+/// A worker that has vanished.
+#[derive(Debug)]
+struct Gone {
+    /// As it was last listed.
+    found: Found,
+    /// When it gets no more requests; none once that was so.
+    until_paused: Option<Instant>,
+    /// When it is given up.
+    until: Instant,
+}
+
+impl Gone {
+    fn new(found: Found, now: Instant) -> Self {
+        Self { found, until_paused: Some(now + KUBERNETES_MOVE_GAP), until: now + KUBERNETES_MOVE_TIME }
+    }
+
+    fn settle(&mut self, now: Instant) {
+        if self.until_paused.is_some_and(|until| until <= now) {
+            self.until_paused = None;
+            self.found.listed.ready = false;
+        }
+    }
 }
 
 impl Moves {
@@ -24,38 +52,30 @@ impl Moves {
             workers.into_iter().map(|found| (found.identity(), found)).collect();
         for (identity, found) in std::mem::take(&mut self.there) {
             if !there.contains_key(&identity) {
-                let until = now + KUBERNETES_MOVE_TIME;
-                self.gone.insert(identity, (paused(found), until));
+                self.gone.insert(identity, Gone::new(found, now));
             }
         }
         let named = |found: &Found| found.listed.config.name();
         let taken: HashSet<String> = there.values().map(named).collect();
-        self.gone.retain(|identity, (found, until)| {
+        self.gone.retain(|identity, gone| {
+            gone.settle(now);
             let back = there.contains_key(identity) || ending.contains(identity);
-            !back && *until > now && !taken.contains(&named(found))
+            !back && gone.until > now && !taken.contains(&named(&gone.found))
         });
         self.there = there;
-        self.there.values().chain(self.gone.values().map(|(found, _)| found)).cloned().collect()
+        self.there.values().chain(self.gone.values().map(|gone| &gone.found)).cloned().collect()
     }
 
-    /// When the next that has vanished is given up.
+    /// When the next that has vanished gets no more requests, or is given up.
     pub(super) fn next_end(&self) -> Option<Instant> {
-        self.gone.values().map(|(_, until)| *until).min()
+        self.gone.values().map(|gone| gone.until_paused.unwrap_or(gone.until)).min()
     }
-}
-
-fn paused(found: Found) -> Found {
-    Found { listed: Listed { ready: false, ..found.listed }, ..found }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::config::WorkerConfig;
-
-    const LONG: Duration = KUBERNETES_MOVE_TIME.saturating_add(Duration::from_millis(1));
+    use crate::{config::WorkerConfig, watch::members::Listed};
 
     fn worker(address: &str, uid: &str) -> Found {
         let config: WorkerConfig = format!("http://{address}:1").parse().unwrap();
@@ -76,19 +96,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_that_vanishes_is_held_back_then_given_up_and_one_that_returns_is_as_before() {
+    async fn one_that_vanishes_is_soon_held_back_then_given_up_and_one_that_returns_is_as_before() {
         let (a, b, now) = (worker("10.0.0.1", "a"), worker("10.0.0.2", "b"), Instant::now());
         let mut moves = Moves::default();
         moves.settle(view(&[a.clone(), b.clone()], &[]), now);
-        assert_eq!(
-            shown(&moves.settle(view(std::slice::from_ref(&b), &[]), now)),
-            list(&[("b", true), ("a", false)])
-        );
-        let back = moves.settle(view(&[a, b.clone()], &[]), now);
+        let without_a = || view(std::slice::from_ref(&b), &[]);
+        let (paused, given_up) = (now + KUBERNETES_MOVE_GAP, now + KUBERNETES_MOVE_TIME);
+        assert_eq!(shown(&moves.settle(without_a(), now)), list(&[("b", true), ("a", true)]));
+        assert_eq!(moves.next_end(), Some(paused));
+        assert_eq!(shown(&moves.settle(without_a(), paused)), list(&[("b", true), ("a", false)]));
+        assert_eq!(moves.next_end(), Some(given_up));
+        let back = moves.settle(view(&[a, b.clone()], &[]), paused);
         assert_eq!((shown(&back), moves.next_end()), (list(&[("a", true), ("b", true)]), None));
         moves.settle(view(std::slice::from_ref(&b), &[]), now);
-        assert_eq!(moves.next_end(), Some(now + KUBERNETES_MOVE_TIME));
-        assert_eq!(shown(&moves.settle(view(&[b], &[]), now + LONG)), list(&[("b", true)]));
+        assert_eq!(shown(&moves.settle(view(&[b], &[]), given_up)), list(&[("b", true)]));
         assert_eq!(moves.next_end(), None);
     }
 
