@@ -36,7 +36,7 @@ fn options(job: &Value) -> RenderOptions {
         add_generation_prompt: job["add_generation_prompt"] == true,
         continue_final_message: job["continue_final_message"] == true,
         // As transformers takes them.
-        join_parts: false,
+        fit_contents: false,
         tools: optional("tools"),
         documents: optional("documents"),
         variables: optional("variables").and_then(|v| v.as_object().cloned()).unwrap_or_default(),

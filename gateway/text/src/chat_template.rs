@@ -2,11 +2,14 @@
 //! `apply_chat_template` does it (transformers 5). The template language is `jinja/`. Knows nothing of tokens
 //! besides the texts of the special ones.
 
+use std::borrow::Cow;
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value};
 
 use crate::TextError;
+use crate::conversation::{TemplateTraits, later_system};
 use crate::developer;
 use crate::jinja::{Error, Template};
 use crate::limits::RENDER_BYTES_MAX;
@@ -35,6 +38,8 @@ pub struct ChatTemplate {
     tool_use: Option<Named>,
     /// `bos_token` and so on.
     special: Map<String, Value>,
+    /// Found out when they are first asked for.
+    traits: OnceLock<TemplateTraits>,
 }
 
 #[derive(Debug)]
@@ -53,8 +58,9 @@ pub struct RenderOptions {
     pub add_generation_prompt: bool,
     /// Whether the text ends inside the last message, for the model to go on with it.
     pub continue_final_message: bool,
-    /// Whether a message's text parts are joined for templates that do not go through them.
-    pub join_parts: bool,
+    /// Whether messages' contents are made what the template takes, as vLLM does: text parts joined for one
+    /// that takes text, text made a part for one that goes through parts.
+    pub fit_contents: bool,
     /// The functions the model may call: an array of OpenAI's tool objects.
     pub tools: Option<Value>,
     /// Documents for the templates of retrieval models: an array of objects.
@@ -72,7 +78,7 @@ impl Default for RenderOptions {
         Self {
             add_generation_prompt: true,
             continue_final_message: false,
-            join_parts: true,
+            fit_contents: true,
             tools: None,
             documents: None,
             variables: Map::new(),
@@ -87,7 +93,7 @@ impl Default for RenderOptions {
 impl Named {
     fn new(source: &str) -> Result<Self, Error> {
         let template = Template::new(source)?;
-        let reads_parts = reads_parts(&template);
+        let reads_parts = template.goes_through_parts();
         let knows_developers = developer::is_known(source);
         Ok(Self { template, source: source.to_owned(), reads_parts, knows_developers })
     }
@@ -104,7 +110,7 @@ impl ChatTemplate {
 
     /// Stands for a model without a template: every use says so.
     pub(crate) fn none() -> Self {
-        Self { default: None, tool_use: None, special: Map::new() }
+        Self { default: None, tool_use: None, special: Map::new(), traits: OnceLock::new() }
     }
 
     /// Compiles templates. The error is the parser's, with its line.
@@ -114,7 +120,12 @@ impl ChatTemplate {
         special: Map<String, Value>,
     ) -> Result<Self, Error> {
         let compile = |source: Option<&str>| source.map(Named::new).transpose();
-        Ok(Self { default: compile(default)?, tool_use: compile(tool_use)?, special })
+        Ok(Self {
+            default: compile(default)?,
+            tool_use: compile(tool_use)?,
+            special,
+            traits: OnceLock::new(),
+        })
     }
 
     /// Compiles one template. `special` holds the special tokens' texts that it may name, such as
@@ -126,6 +137,22 @@ impl ChatTemplate {
     /// Whether a template's source has this text: its family's marks.
     pub fn mentions(&self, text: &str) -> bool {
         [&self.default, &self.tool_use].into_iter().flatten().any(|named| named.source.contains(text))
+    }
+
+    /// What decides how it is given Anthropic's requests.
+    pub(crate) fn traits(&self) -> &TemplateTraits {
+        self.traits.get_or_init(|| TemplateTraits::of(self))
+    }
+
+    /// Whether one of the templates does not take what a system says behind its first word, tried as vLLM
+    /// tries it: without what transformers adds to the language.
+    pub(crate) fn refuses_later_systems(&self) -> bool {
+        let takes = |named: &Named| {
+            !named.source.contains("endgeneration")
+                && named.template.renders_bare(&later_system(), RENDER_BYTES_MAX)
+        };
+        let mut all = [&self.default, &self.tool_use].into_iter().flatten().peekable();
+        all.peek().is_none() || !all.all(takes)
     }
 
     /// The prompt's text. `messages` is an array of objects with `role` and `content`; fields that are `null`
@@ -147,8 +174,8 @@ impl ChatTemplate {
         let named = tool_use.or(self.default.as_ref()).ok_or(TextError::NoChatTemplate)?;
         for message in &mut messages {
             normalize(message);
-            if options.join_parts && !named.reads_parts {
-                join_parts(message);
+            if options.fit_contents {
+                fit_content(message, named.reads_parts);
             }
         }
         if !named.knows_developers {
@@ -192,26 +219,33 @@ impl ChatTemplate {
     }
 }
 
-/// Whether a template goes through the parts of a message's content, tried with a message of one: what shows
-/// their text, and not the list itself, does.
-fn reads_parts(template: &Template) -> bool {
-    const PROBE: &str = "PROBE OF PARTS";
-    let message = serde_json::json!({"role": "user", "content": [{"type": "text", "text": PROBE}]});
-    let messages: Vec<Message<'_>> = Message::of(&message).into_iter().collect();
-    let (null, generate) = (Value::Null, Value::Bool(true));
-    let fixed = [("tools", &null), ("documents", &null), ("add_generation_prompt", &generate)];
-    let shown = template.render(&messages, fixed, 0, RENDER_BYTES_MAX);
-    shown.is_ok_and(|text| text.contains(PROBE) && !text.contains("[{"))
-}
-
-/// Joins a message's text parts by newlines, as vLLM does for templates that take strings. The reference
-/// (transformers) hands lists to the template as they are, which such templates print or break on.
-fn join_parts(message: &mut Message<'_>) {
+/// Makes a message's content what the template takes, as vLLM does: its parts joined by newlines or, for a
+/// template that goes through parts, a list of them. What a tool says is text to all. The reference
+/// (transformers) hands contents to the template as they are, which it may print as lists or break on.
+fn fit_content(message: &mut Message<'_>, reads_parts: bool) {
+    let by_tool = matches!(message.get("role"), Some(Field::Text(role)) if role == "tool");
     let Some(content) = message.get_mut("content") else { return };
-    let Some(parts) = content.items() else { return };
-    let texts: Option<Vec<&str>> = parts.iter().map(|part| part["text"].as_str()).collect();
-    if let Some(texts) = texts {
-        *content = Field::Text(texts.join("\n").into());
+    match content {
+        Field::Text(text) if reads_parts && !by_tool => {
+            let part = serde_json::json!([{ "type": "text", "text": std::mem::take(text) }]);
+            *content = Field::Other(Cow::Owned(part));
+        }
+        Field::Text(_) => {}
+        Field::Other(parts) => {
+            let Some(parts) = parts.as_array() else { return };
+            let text = |part: &Value| part["text"].as_str().map(str::to_owned);
+            let texts: Option<Vec<String>> = if reads_parts {
+                by_tool.then(|| parts.iter().map(text).collect()).flatten()
+            } else {
+                let named = |part: &Value| part["name"].as_str().map(str::to_owned);
+                parts.iter().map(|part| text(part).or_else(|| named(part))).collect()
+            };
+            let Some(mut texts) = texts else { return };
+            if !reads_parts {
+                texts.retain(|text| !text.is_empty());
+            }
+            *content = Field::Text(texts.join("\n").into());
+        }
     }
 }
 
@@ -375,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_joined_for_templates_that_take_strings_and_left_to_others() {
+    fn contents_are_text_or_parts_as_the_template_takes_them() {
         let parts = json!([{"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]);
         let strings = "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}";
         assert_eq!(render(strings, &parts).unwrap(), "[a\nb]");
@@ -383,7 +417,9 @@ mod tests {
         let both = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}\
             {% for p in m.content %}({{ p.text }}){% endfor %}{% endif %}{% endfor %}";
         assert_eq!(render(both, &parts).unwrap(), "(a)(b)");
-        assert_eq!(render(both, &json!([{"content": "c"}])).unwrap(), "c");
+        assert_eq!(render(both, &json!([{"content": "c"}])).unwrap(), "(c)");
+        // What a tool says is text, to any template.
+        assert_eq!(render(both, &json!([{"role": "tool", "content": "c"}])).unwrap(), "c");
     }
 
     #[test]

@@ -14,6 +14,7 @@
 mod byte_tokenizer;
 mod chat_template;
 mod checkpoint;
+mod conversation;
 mod decode;
 mod developer;
 mod error;
@@ -31,6 +32,7 @@ mod tokenizer;
 
 pub use chat_template::{ChatTemplate, RenderOptions};
 pub use checkpoint::TextModel;
+pub use conversation::{Conversation, ConversationError, PromptText, chat_call, chat_tools};
 pub use decode::Decoder;
 pub use error::TextError;
 pub use harmony::{HarmonyChannel, HarmonyParser, HarmonyPiece, HarmonyTokens};

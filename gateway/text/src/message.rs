@@ -63,6 +63,12 @@ impl<'a> Message<'a> {
         }
     }
 
+    /// Takes out a field.
+    pub(crate) fn take(&mut self, name: &str) -> Option<Field<'a>> {
+        let place = self.fields.iter().position(|(of, _)| of == name)?;
+        Some(self.fields.swap_remove(place).1)
+    }
+
     /// Leaves out a field.
     pub(crate) fn remove(&mut self, name: &str) {
         self.fields.retain(|(of, _)| of != name);
@@ -94,6 +100,17 @@ impl Field<'_> {
         }
     }
 
+    /// The elements, if it is an array.
+    pub(crate) fn into_items(self) -> Option<Vec<Value>> {
+        match self {
+            Self::Other(value) => match value.into_owned() {
+                Value::Array(items) => Some(items),
+                _ => None,
+            },
+            Self::Text(_) => None,
+        }
+    }
+
     /// The elements, to be changed.
     pub fn items_mut(&mut self) -> Option<&mut Vec<Value>> {
         match self {
@@ -108,6 +125,15 @@ impl<'a> From<&'a Value> for Field<'a> {
         match value {
             Value::String(text) => Self::Text(Cow::Borrowed(text)),
             other => Self::Other(Cow::Borrowed(other)),
+        }
+    }
+}
+
+impl From<Value> for Field<'_> {
+    fn from(value: Value) -> Self {
+        match value {
+            Value::String(text) => Self::Text(Cow::Owned(text)),
+            other => Self::Other(Cow::Owned(other)),
         }
     }
 }

@@ -22,7 +22,7 @@ fn render(line: &Value, head: &Value) -> Result<String, TextError> {
         add_generation_prompt: *field("add_generation_prompt") == true,
         continue_final_message: *field("continue_final_message") == true,
         // As transformers takes them.
-        join_parts: false,
+        fit_contents: false,
         tools: present("tools"),
         documents: present("documents"),
         variables: object(field("variables")),

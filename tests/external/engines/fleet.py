@@ -172,7 +172,7 @@ class Gateway:
         file = scratch / f"{name}.toml"
         file.write_text(config)
         workers = [part for engine in engines for part in ("--worker", engine.worker())]
-        tokens = ["--tokenizer", f"{MODEL}={model}"] if by == "events" else []
+        tokens = ["--tokenizer", f"{MODEL}={model}"] if by not in ("text", "ids") else []
         self.command = [args.keyway, "--config", file, "--listen", f"127.0.0.1:{self.port}", "--admin-listen", f"127.0.0.1:{self.admin}",
                         "--decision-log", self.decisions, *tokens, *workers]
         self.process = None
@@ -232,7 +232,7 @@ def running(args, kind, engines, blocks, by):
     scratch, model, started = args.scratch, tiny_model(args, kind), []
     try:
         for nth in range(engines):
-            flags = ["--enable-scale-out"] if by == "ids" else []
+            flags = {"ids": ["--enable-scale-out"]}.get(by, ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"])
             started.append(new_engine(args, args.scratch, model, nth, blocks, flags).start())
         for engine in started:
             engine.await_ready()

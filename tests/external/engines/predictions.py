@@ -27,8 +27,13 @@ class Conversation:
         self.messages.append({"role": "user", "content": text(self.chance, words)})
         return {"model": MODEL, "messages": self.messages, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 
-    def answered(self, choice):
-        self.messages.append({"role": "assistant", "content": choice["message"]["content"] or ""})
+    def answered(self, answer):
+        self.messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"] or ""})
+
+    @staticmethod
+    def counted(usage):
+        """Tokens of the prompt, and those found in a cache."""
+        return usage["prompt_tokens"], (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
 
 
 class IdConversation:
@@ -44,8 +49,77 @@ class IdConversation:
         self.ids += [self.chance.randrange(10, 250) for _ in range(3 * words)]
         return {"model": MODEL, "token_ids": self.ids, "sampling_params": {"max_tokens": 12, "temperature": 0, "ignore_eos": True}}
 
-    def answered(self, choice):
-        self.ids += choice["token_ids"]
+    def answered(self, answer):
+        self.ids += answer["choices"][0]["token_ids"]
+
+    counted = staticmethod(Conversation.counted)
+
+
+SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}, "line": {"type": "integer"}}, "required": ["path"]}
+
+
+class MessagesConversation:
+    """An agent's, over Anthropic's API: it calls a tool in each turn, and is reminded of something by the system now and then."""
+
+    PATH = "/v1/messages"
+
+    def __init__(self, chance, system):
+        billing = {"type": "text", "text": f"x-anthropic-billing-header: cch={chance.randrange(1 << 30):x};"}
+        self.system = [billing, {"type": "text", "text": system, "cache_control": {"type": "ephemeral"}}]
+        self.messages, self.chance, self.seen, self.call = [], chance, 0, None
+
+    def next(self, words):
+        blocks = [{"type": "text", "text": text(self.chance, words)}]
+        if self.call:
+            blocks.insert(0, {"type": "tool_result", "tool_use_id": self.call, "content": [{"type": "text", "text": text(self.chance, 8)}]})
+        self.messages.append({"role": "user", "content": blocks})
+        if self.chance.random() < 0.3:
+            self.messages.append({"role": "system", "content": [{"type": "text", "text": f"{self.chance.randrange(999)} tokens left"}]})
+        tools = [{"name": "read_file", "description": "Reads a file.", "input_schema": SCHEMA}]
+        return {"model": MODEL, "system": self.system, "messages": self.messages, "tools": tools, "max_tokens": 12, "temperature": 0}
+
+    def answered(self, answer):
+        self.call = f"toolu_{self.chance.randrange(1 << 30):x}"
+        thought = {"type": "thinking", "thinking": text(self.chance, 6), "signature": "c2ln"}
+        used = {"type": "tool_use", "id": self.call, "name": "read_file", "input": {"path": text(self.chance, 2), "line": 3}}
+        self.messages.append({"role": "assistant", "content": [thought, *answer["content"], used]})
+
+    @staticmethod
+    def counted(usage):
+        found = usage.get("cache_read_input_tokens") or 0
+        return usage["input_tokens"] + found + (usage.get("cache_creation_input_tokens") or 0), found
+
+
+class ResponsesConversation:
+    """An agent's, over OpenAI's Responses."""
+
+    PATH = "/v1/responses"
+
+    def __init__(self, chance, system):
+        self.system, self.input, self.chance, self.seen, self.call = system, [], chance, 0, None
+
+    def next(self, words):
+        if self.call:
+            self.input.append({"type": "function_call_output", "call_id": self.call, "output": text(self.chance, 8)})
+        role = "developer" if self.chance.random() < 0.2 else "user"
+        self.input.append({"type": "message", "role": role, "content": [{"type": "input_text", "text": text(self.chance, words)}]})
+        tools = [{"type": "function", "name": "read_file", "description": "Reads a file.", "parameters": SCHEMA, "strict": False}]
+        return {"model": MODEL, "instructions": self.system, "input": self.input, "tools": tools, "max_output_tokens": 12,
+                "temperature": 0, "store": False}
+
+    def answered(self, answer):
+        self.call = f"call_{self.chance.randrange(1 << 30):x}"
+        thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": text(self.chance, 6)}]}
+        arguments = json.dumps({"path": text(self.chance, 2), "line": 3})
+        used = {"type": "function_call", "call_id": self.call, "name": "read_file", "arguments": arguments}
+        self.input += [thought, *(item for item in answer["output"] if item["type"] == "message"), used]
+
+    @staticmethod
+    def counted(usage):
+        return usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"]
+
+
+CONVERSATIONS = {"ids": IdConversation, "messages": MessagesConversation, "responses": ResponsesConversation}
 
 
 def text(chance, words):
@@ -58,16 +132,15 @@ def turn(gateway, conversation, words):
     if status != 200:
         sys.exit(f"{status}: {body}")
     answer = json.loads(body)
-    usage = answer["usage"]
-    conversation.seen = usage["prompt_tokens"]
-    conversation.answered(answer["choices"][0])
-    return usage["prompt_tokens"], (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+    conversation.seen, found = conversation.counted(answer["usage"])
+    conversation.answered(answer)
+    return conversation.seen, found
 
 
 def converse(gateway, args, by):
     """Every request's prompt tokens, what was predicted and what was found, and whether its worker had none of the last turn."""
     chance = random.Random(args.seed)
-    kind = IdConversation if by == "ids" else Conversation
+    kind = CONVERSATIONS.get(by, Conversation)
     systems = [text(chance, args.system_words) for _ in range(4)]
     open_ones, rows = [], []
     while len(rows) < args.requests:
@@ -106,7 +179,7 @@ def judge(kind, by, args):
 def main():
     parse = arguments(__doc__)
     parse.add_argument("--kinds", default="full,window", help="models, as in tiny_model.py")
-    parse.add_argument("--by", default="events,text", help="what the gateway predicts from: events,text,ids")
+    parse.add_argument("--by", default="events,text", help="what the gateway predicts from: events,text,ids; or by events, of agents over another API: messages,responses")
     parse.add_argument("--engines", type=int, default=2)
     parse.add_argument("--requests", type=int, default=200)
     parse.add_argument("--turns", type=int, default=6)
@@ -115,7 +188,7 @@ def main():
     parse.add_argument("--pause-ms", type=int, default=0, help="between an answer and the next request")
     args = parse.parse_args()
     # Small enough that prompts are forgotten all the time. A model with windows has blocks for each of its groups.
-    args.blocks = {"full": 160, "window": 300}
+    args.blocks = {"full": 160, "agent": 160, "window": 300}
     print("| model | by | requests | last turn forgotten | within a block | exactly | predicted tokens | reported | the engines' own count "
           "| of all tokens |")
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|", flush=True)

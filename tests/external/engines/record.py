@@ -85,7 +85,7 @@ def main():
             if last:
                 lines.append(f"prompt {tokens} {found} {last[0]}")
             lines += [f"batch {payload.hex()}" for payload in batches]
-            conversation.answered(answer["choices"][0]["message"]["content"])
+            conversation.answered(answer)
             if left > 1:
                 open_ones.append((conversation, left - 1))
     finally:

@@ -18,8 +18,10 @@ What the gateway predicts of conversations' prompts under eviction, beside what 
           (--render: engines render prompts, which vllm-router's cache_aware asks for)
 
 Of the first:
-  --kinds full,window      tiny random models: one whose layers all keep a whole prompt, one most of whose keep a window
-  --by events,text         what the gateway predicts from; ids: events alone, for prompts of token ids without a tokenizer
+  --kinds full,window      tiny random models: one whose layers all keep a whole prompt, one most of whose keep a window; agent: the
+                           first with a template that shows tools and their calls
+  --by events,text         what the gateway predicts from; ids: events alone, for prompts of token ids without a tokenizer;
+                           messages,responses: events, of agents over Anthropic's or OpenAI's API
   --engines 2 --requests 200 --turns 6 --at-a-time 12 --seed 1
 Of the first and of ends: --engine vllm|sglang
 

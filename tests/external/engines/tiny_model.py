@@ -1,7 +1,7 @@
 """Writes a tiny model with random weights that vLLM serves on a CPU, or a LoRA adapter of one: its numbers mean nothing, its cache is a
 real one.
 
-full: every layer keeps all of a prompt (Qwen3). varied: the same, with weights so large that its text differs from token to token.
+full: every layer keeps all of a prompt (Qwen3). agent: the same, with a template that shows tools and their calls. varied: the same, with weights so large that its text differs from token to token.
 window: of six layers five keep the last 128 tokens alone (Gemma 3), so that its cache has groups, of which the one that keeps all comes
 last. sees: pictures stand among the text (Qwen2-VL), a token for each 16 by 16 pixels where its makers' have 28 by 28, so that their
 price is nobody's guess. Run with the Python that has vLLM.
@@ -18,6 +18,11 @@ import transformers
 
 WORDS = pathlib.Path(__file__).read_text() + " Grüße aus 東京 🙂 0123456789\t\n{}[]()<>"
 TEMPLATE = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+# All that an agent's conversation has; what the system says may stand anywhere.
+AGENT = ("{% if tools %}<tools>{{ tools | tojson }}\n{% endif %}{% for message in messages %}<{{ message['role'] }}>"
+         "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message['content'] }}"
+         "{% for call in message.tool_calls or [] %}<call>{{ call.function.name }} {{ call.function.arguments | tojson }}{% endfor %}\n{% endfor %}"
+         "{% if add_generation_prompt %}<assistant>{% endif %}")
 WINDOW = 128
 PICTURE = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"]
 # A picture stays where it is among the parts of a message.
@@ -31,7 +36,7 @@ def config(kind):
     common = {"vocab_size": 384, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1,
               "head_dim": 64, "max_position_embeddings": 8192, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1,
               "tie_word_embeddings": True}
-    if kind == "full":
+    if kind in ("full", "agent"):
         return transformers.Qwen3Config(num_hidden_layers=2, **common)
     if kind == "varied":
         return transformers.Qwen3Config(num_hidden_layers=2, initializer_range=0.3, **{**common, "tie_word_embeddings": False})
@@ -93,7 +98,7 @@ def write_adapter(folder):
 
 def main():
     parse = argparse.ArgumentParser(description=__doc__)
-    parse.add_argument("kind", choices=("full", "varied", "window", "sees", "adapter"))
+    parse.add_argument("kind", choices=("full", "agent", "varied", "window", "sees", "adapter"))
     parse.add_argument("folder", type=pathlib.Path)
     parse.add_argument("--seed", type=int, default=1)
     args = parse.parse_args()
@@ -104,7 +109,7 @@ def main():
         return write_seeing(args.folder)
     model = transformers.AutoModelForCausalLM.from_config(config(args.kind), dtype=torch.bfloat16)
     model.save_pretrained(args.folder)
-    tokenizer().save_pretrained(args.folder)
+    tokenizer(template=AGENT if args.kind == "agent" else TEMPLATE).save_pretrained(args.folder)
 
 
 main()

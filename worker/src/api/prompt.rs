@@ -244,10 +244,11 @@ fn parse_calls(i: usize, message: &mut Map<String, Value>) -> Result<(), ApiErro
             Some(Value::String(json)) => {
                 serde_json::from_str(json).map_err(|_| wrong("'arguments' that are JSON"))?
             }
-            Some(Value::Object(_)) => continue,
+            Some(object @ Value::Object(_)) => object.clone(),
             _ => return Err(wrong("'arguments', a string of JSON")),
         };
         call["function"]["arguments"] = parsed;
+        *call = keyway_text::chat_call(call.take());
     }
     Ok(())
 }

@@ -59,6 +59,8 @@ impl Tools {
             return Ok(Self::default());
         }
         let callable = if choice == ToolChoice::Never { Arc::from([]) } else { Arc::from(functions) };
+        // Checked above.
+        let definitions = keyway_text::chat_tools(definitions).map_err(|_| no_function())?;
         Ok(Self { definitions: Some(Value::Array(definitions)), callable, choice, parallel })
     }
 
@@ -66,6 +68,10 @@ impl Tools {
     pub(crate) fn must_call(&self) -> bool {
         matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_))
     }
+}
+
+fn no_function() -> ApiError {
+    ApiError::invalid_value("tools", "'tools' must hold functions: this worker knows no other tools")
 }
 
 fn function(i: usize, tool: &Value) -> Result<Function, ApiError> {

@@ -15,6 +15,7 @@
 mod ast;
 mod call;
 mod checks;
+mod content_parts;
 mod eval;
 mod filters;
 mod format;
@@ -71,6 +72,20 @@ impl Template {
     /// Reads `source`, without rendering it. An error says in which line the template is wrong.
     pub(crate) fn new(source: &str) -> Result<Self, Error> {
         Ok(Self { body: parser::parse(source)? })
+    }
+
+    /// Whether it goes through the parts of a message's content.
+    pub(crate) fn goes_through_parts(&self) -> bool {
+        content_parts::goes_through_parts(&self.body)
+    }
+
+    /// Whether it renders this conversation with no variable and without the functions that transformers
+    /// adds.
+    pub(crate) fn renders_bare(&self, messages: &[Message<'_>], bytes_max: usize) -> bool {
+        let added = ["raise_exception", "strftime_now"].map(|name| (name.into(), Value::undefined(name)));
+        let context = iter::once(("messages".into(), Value::from_messages(messages)));
+        let context = context.chain([("add_generation_prompt".into(), Value::Bool(false))]).chain(added);
+        eval::Interpreter::new(context.collect(), 0, bytes_max).render(&self.body).is_ok()
     }
 
     /// The text, given the conversation and the template's other variables; the first of equal names counts.
