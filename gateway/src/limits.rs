@@ -199,6 +199,12 @@ pub const PROMPT_MEMORY_PART: usize = 2;
 /// Grain by which that is counted.
 pub const PROMPT_STEP_BYTES: usize = 64 << 10;
 
+/// Answers by which it is judged whether prompts' tokens here are the engines'.
+pub const PROOF_ANSWERS: u32 = 16;
+
+/// Where they are others, one request in so many goes by its tokens all the same.
+pub const PROOF_TRY_EVERY: u32 = 32;
+
 /// Bytes of such a body for each of its messages at least: a role and a content, both empty. No engine takes
 /// less for a message, and to render one takes 1.5 KB.
 pub const MIN_MESSAGE_BYTES: usize = 24;

@@ -12,7 +12,7 @@ use keyway::{
     prompt::{
         content::{self, Multipart},
         request::{self, KeyerConfig},
-        text,
+        text::{self, PromptApi},
     },
     sse::EventSplitter,
     usage::UsageTap,
@@ -36,7 +36,7 @@ const TRIES: usize = 3;
 /// Text of a shape: a beginning, a piece again and again, and an end.
 type Shape = (&'static str, &'static str, &'static str);
 
-const BODIES: [Shape; 26] = [
+const BODIES: [Shape; 31] = [
     ("", "[", ""),
     ("", "{\"a\":", ""),
     ("{\"x\":", "[", "}"),
@@ -63,6 +63,27 @@ const BODIES: [Shape; 26] = [
     ("{\"model\":\"", "m", "\"}"),
     ("{", "\"previous_response_id\":\"a\",", "\"x_id\":\"b\"}"),
     ("{", "\"\\ud83d\":1,", "\"y_id\":\"b\"}"),
+    (
+        "{\"messages\":[{\"role\":\"user\",\"content\":[",
+        "{\"type\":\"tool_result\",\"tool_use_id\":\"a\"},",
+        "{\"type\":\"text\",\"text\":\"a\"}]}]}",
+    ),
+    (
+        "{\"messages\":[{\"role\":\"assistant\",\"content\":[",
+        "{\"type\":\"thinking\",\"thinking\":\"a\"},",
+        "{\"type\":\"text\",\"text\":\"a\"}]}]}",
+    ),
+    (
+        "{\"tools\":[{\"name\":\"t\",\"input_schema\":{}}],\"messages\":[",
+        "{\"role\":\"system\",\"content\":[{\"type\":\"tool_addition\",\"tool\":{\"name\":\"t\"}}]},",
+        "{\"role\":\"user\",\"content\":\"a\"}]}",
+    ),
+    (
+        "{\"input\":[",
+        "{\"type\":\"function_call\",\"call_id\":\"a\",\"name\":\"f\",\"arguments\":\"{}\"},",
+        "{\"role\":\"user\",\"content\":\"a\"}]}",
+    ),
+    ("{\"input\":[", "{\"type\":\"reasoning\",\"summary\":[]},", "{\"role\":\"user\",\"content\":\"a\"}]}"),
 ];
 
 const FORMS: [Shape; 6] = [
@@ -154,8 +175,8 @@ fn a_form_and_a_charset_are_read_in_linear_time() {
 #[test]
 fn a_prompt_is_rendered_in_linear_time() {
     let template = TextModel::builtin().template;
-    for path in ["/v1/chat/completions", "/v1/completions"] {
-        is_linear(path, &BODIES, &|body| drop(text::read(path, body, &template)));
+    for api in [PromptApi::Chat, PromptApi::Completions, PromptApi::Messages, PromptApi::Responses] {
+        is_linear(&format!("{api:?}"), &BODIES, &|body| drop(text::read(api, body, &template)));
     }
 }
 

@@ -139,7 +139,7 @@ impl CacheMetrics {
             token_keyer: d.counter(
                 "keyway_token_keyer_requests_total",
                 "Requests for models with a tokenizer: routed by their tokens, by those of their beginning where an image follows, \
-                 or why by their text alone.",
+                 or why by their text alone (differs: engines make other tokens of that API's requests).",
                 &["model", "outcome"],
             )?,
             decision_log: d.counter(

@@ -37,7 +37,7 @@ use crate::{
         media::MediaItems,
         session::{SaidBy, Session},
         stored_ids::{Named, Reference},
-        token_keyer::TokenPrompt,
+        token_keyer::{Proof, TokenPrompt},
         work::Work,
     },
 };
@@ -89,6 +89,8 @@ pub struct RequestInfo {
     pub talk: Talk,
     /// The prompt's tokens, where it comes as ids or the model's tokenizer is known.
     pub tokens: Option<TokenPrompt>,
+    /// What answers have said of such tokens, where they were computed here.
+    pub proof: Option<Arc<Proof>>,
     /// Of a prompt whose tokens are known up to its first message with an image, those; else empty.
     pub first_tokens: Box<[u32]>,
     /// Whose it is, where it has to wait.
@@ -193,6 +195,7 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
         media,
         talk,
         tokens,
+        proof: None,
         first_tokens: Box::default(),
         share: Share::default(),
         index_owner: Owner::NOBODY,

@@ -1,13 +1,11 @@
 //! A request's body to the text that the engine would tokenise: the chat template rendered with everything
-//! the client sent for it, or a completion's prompts. It follows keyway-worker and vLLM. Which tokens an
-//! image becomes only the engine knows, so of a chat with one the text ends where the first message with one
+//! the client sent for it (`keyway-text`'s conversations), or a completion's prompts. Which tokens an image
+//! becomes only the engine knows, so of a chat with one the text ends where the first message with one
 //! begins. With a template of its own a request has no text here at all, and is routed by its body's text.
 
-use std::borrow::Cow;
-
-use keyway_text::{ChatTemplate, Field, Message, RenderOptions, TextError};
+use keyway_text::{ChatTemplate, Conversation, ConversationError, PromptText, TextError};
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::limits::{MAX_TOKENIZE_BYTES, MIN_MESSAGE_BYTES};
 
@@ -24,6 +22,8 @@ pub enum Unknown {
     TooLarge,
     /// It has more tokens than any worker has room for.
     TooLong,
+    /// Engines make other tokens of this API's requests.
+    Differs,
 }
 
 impl Unknown {
@@ -35,6 +35,7 @@ impl Unknown {
             Self::Overflow => "overflow",
             Self::TooLarge => "too_large",
             Self::TooLong => "too_long",
+            Self::Differs => "differs",
         }
     }
 }
@@ -65,21 +66,6 @@ impl Prompt {
     }
 }
 
-/// A chat request, as far as its prompt depends on it.
-#[derive(Deserialize)]
-struct Conversation<'a> {
-    #[serde(borrow)]
-    messages: Vec<Message<'a>>,
-    tools: Option<Value>,
-    documents: Option<Value>,
-    chat_template: Option<Value>,
-    chat_template_kwargs: Option<Map<String, Value>>,
-    reasoning_effort: Option<Value>,
-    add_generation_prompt: Option<bool>,
-    continue_final_message: Option<bool>,
-    add_special_tokens: Option<bool>,
-}
-
 /// A completion request, as far as its prompt depends on it.
 #[derive(Deserialize)]
 struct Completion {
@@ -87,95 +73,64 @@ struct Completion {
     add_special_tokens: Option<bool>,
 }
 
-/// The prompts of a request to `path`; several only for a completion's batch.
-pub fn read(path: &str, body: &[u8], template: &ChatTemplate) -> Result<Vec<Prompt>, Unknown> {
+/// An API whose prompts are known here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PromptApi {
+    /// OpenAI's chat completions.
+    Chat,
+    /// OpenAI's completions.
+    Completions,
+    /// Anthropic's Messages.
+    Messages,
+    /// OpenAI's Responses.
+    Responses,
+}
+
+impl PromptApi {
+    /// How many there are.
+    pub const COUNT: usize = 4;
+
+    /// The API of a path.
+    pub fn of(path: &str) -> Option<Self> {
+        Some(match path {
+            "/v1/chat/completions" => Self::Chat,
+            "/v1/completions" => Self::Completions,
+            "/v1/messages" => Self::Messages,
+            "/v1/responses" => Self::Responses,
+            _ => return None,
+        })
+    }
+}
+
+/// The prompts of a request; several only for a completion's batch.
+pub fn read(api: PromptApi, body: &[u8], template: &ChatTemplate) -> Result<Vec<Prompt>, Unknown> {
     if body.len() > MAX_TOKENIZE_BYTES {
         return Err(Unknown::TooLarge);
     }
-    match path {
-        "/v1/chat/completions" => Ok(vec![chat(body, template)?]),
-        "/v1/completions" => completion(body),
-        _ => Err(Unknown::Unsupported),
-    }
-}
-
-fn chat(body: &[u8], template: &ChatTemplate) -> Result<Prompt, Unknown> {
-    let mut chat: Conversation<'_> = serde_json::from_slice(body).map_err(|_| Unknown::Unsupported)?;
-    if chat.chat_template.is_some_and(|template| !template.is_null()) {
-        return Err(Unknown::Unsupported);
-    }
-    if chat.messages.len() * MIN_MESSAGE_BYTES > body.len() {
+    let chat = match api {
+        PromptApi::Completions => return completion(body),
+        PromptApi::Chat => Conversation::from_chat(body)?,
+        PromptApi::Messages => Conversation::from_messages(body, template)?,
+        PromptApi::Responses => Conversation::from_responses(body)?,
+    };
+    // Of fewer bytes nothing comes that an engine takes for a message.
+    if chat.len() * MIN_MESSAGE_BYTES > body.len() {
         return Err(Unknown::TooLarge);
     }
-    let mut all_is_text = true;
-    for message in &mut chat.messages {
-        all_is_text &= prepare(message).ok_or(Unknown::Unsupported)?;
-    }
-    let mut variables = chat.chat_template_kwargs.unwrap_or_default();
-    if let Some(effort) = chat.reasoning_effort.filter(|effort| !effort.is_null()) {
-        variables.entry("reasoning_effort").or_insert(effort);
-    }
-    let given =
-        |list: Option<Value>| list.filter(|list| list.as_array().is_some_and(|list| !list.is_empty()));
-    let options = RenderOptions {
-        add_generation_prompt: chat.add_generation_prompt.unwrap_or(true),
-        continue_final_message: chat.continue_final_message.unwrap_or(false),
-        tools: given(chat.tools),
-        documents: given(chat.documents),
-        variables,
-        now_unix_seconds: None,
-        bytes_max: MAX_TOKENIZE_BYTES,
-        ..RenderOptions::default()
-    };
-    let mut text = template.render_messages(chat.messages, &options).map_err(|error| match error {
-        TextError::TooLong => Unknown::TooLarge,
-        _ => Unknown::Failed,
-    })?;
-    let add_special = chat.add_special_tokens.unwrap_or(false);
-    if all_is_text {
-        return Ok(Prompt::Text { text, add_special });
-    }
-    match text.find(NO_TEXT) {
-        Some(begins) if !add_special => {
-            text.truncate(begins);
-            Ok(Prompt::Beginning(text))
-        }
-        _ => Err(Unknown::Unsupported),
-    }
+    Ok(vec![match chat.render(template, MAX_TOKENIZE_BYTES)? {
+        PromptText::Whole { text, add_special } => Prompt::Text { text, add_special },
+        PromptText::Beginning(text) => Prompt::Beginning(text),
+    }])
 }
 
-/// Stands for the content of a message that is not all text, to find in the rendered prompt where that
-/// message begins. Private use characters, so that no client's text is taken for it by chance; if one is, the
-/// prompt's known beginning is shorter.
-const NO_TEXT: &str = "\u{f8ff}keyway: no text\u{f8ff}";
-
-/// Makes a message what templates expect, as a worker makes it: calls' arguments objects, no content an empty
-/// text. Whether its content is all text; `None` if it cannot be rendered.
-fn prepare(message: &mut Message<'_>) -> Option<bool> {
-    let mut all_is_text = true;
-    let content = message.get("content").filter(|content| !content.is_null());
-    // The template's renderer joins parts where it does not read them.
-    let is_text = |part: &Value| part["type"] == "text" && part["text"].is_string();
-    match content.map(Field::items) {
-        None => message.set("content", Field::Text(Cow::Borrowed(""))),
-        Some(parts) if !parts.unwrap_or_default().iter().all(is_text) => {
-            all_is_text = false;
-            let stands_in = serde_json::json!([{ "type": "text", "text": NO_TEXT }]);
-            message.set("content", Field::Other(Cow::Owned(stands_in)));
-        }
-        Some(_) => {}
-    }
-    for call in message.get_mut("tool_calls").and_then(Field::items_mut).into_iter().flatten() {
-        if let Some(Value::String(json)) = call["function"].get("arguments") {
-            let parsed = if json.trim().is_empty() {
-                Some(Value::Object(Map::new()))
-            } else {
-                serde_json::from_str(json).ok()
-            };
-            call["function"]["arguments"] = parsed?;
+impl From<ConversationError> for Unknown {
+    fn from(error: ConversationError) -> Self {
+        match error {
+            ConversationError::Unsupported(_) => Self::Unsupported,
+            ConversationError::Text(TextError::TooLong) => Self::TooLarge,
+            ConversationError::Text(_) => Self::Failed,
         }
     }
-    Some(all_is_text)
 }
 
 fn completion(body: &[u8]) -> Result<Vec<Prompt>, Unknown> {
@@ -201,12 +156,12 @@ fn completion(body: &[u8]) -> Result<Vec<Prompt>, Unknown> {
 #[cfg(test)]
 mod tests {
     use keyway_text::TextModel;
-    use serde_json::json;
+    use serde_json::{Map, json};
 
     use super::*;
 
     fn texts(path: &str, body: &Value) -> Result<Vec<Prompt>, Unknown> {
-        read(path, body.to_string().as_bytes(), &TextModel::builtin().template)
+        read(PromptApi::of(path).unwrap(), body.to_string().as_bytes(), &TextModel::builtin().template)
     }
 
     fn chat_text(body: &Value) -> String {
@@ -218,8 +173,7 @@ mod tests {
 
     #[test]
     fn messages_of_nothing_and_bodies_beyond_any_prompt_are_not_rendered() {
-        let read =
-            |body: String| read("/v1/chat/completions", body.as_bytes(), &TextModel::builtin().template);
+        let read = |body: String| read(PromptApi::Chat, body.as_bytes(), &TextModel::builtin().template);
         let messages = |message: &str| format!("{{\"messages\":[{}]}}", vec![message; 1_000].join(","));
         assert_eq!(read(messages("{}")), Err(Unknown::TooLarge));
         assert!(read(messages("{\"role\":\"\",\"content\":\"\"}")).is_ok());
@@ -244,7 +198,10 @@ mod tests {
         let source = "{{ tools | length if tools else 'none' }} {{ enable_thinking }} \
             {% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments.city }}{% endfor %}{% endfor %}";
         let template = ChatTemplate::from_source(source, Map::new()).unwrap();
-        let render = |body: Value| match chat(body.to_string().as_bytes(), &template).unwrap() {
+        let render = |body: Value| match read(PromptApi::Chat, body.to_string().as_bytes(), &template)
+            .unwrap()
+            .remove(0)
+        {
             Prompt::Text { text, .. } => text,
             _ => unreachable!("a chat of text"),
         };
@@ -252,7 +209,7 @@ mod tests {
             json!({ "type": "function", "function": { "name": "f", "arguments": "{\"city\":\"Bonn\"}" } });
         let assistant = json!({ "role": "assistant", "content": null, "tool_calls": [call] });
         let text = render(json!({
-            "messages": [assistant], "tools": [{ "type": "function" }], "chat_template_kwargs": { "enable_thinking": 7 },
+            "messages": [assistant], "tools": [{ "type": "function", "function": { "name": "f" } }], "chat_template_kwargs": { "enable_thinking": 7 },
         }));
         assert_eq!(text, "1 7 Bonn");
         assert!(render(json!({ "messages": [], "tools": [] })).starts_with("none"));
@@ -290,35 +247,60 @@ mod tests {
             json!({ "type": "input_audio", "input_audio": { "data": "AAAA", "format": "wav" } }),
             json!({ "type": "video_url", "video_url": { "url": "http://x" } }),
             json!({ "type": "file", "file": { "file_id": "f" } }),
-            json!({ "type": "text" }),
-            json!("bare"),
+            json!({ "type": "text_of_a_kind" }),
         ];
-        for (other, role) in others.iter().zip(["user", "tool", "user", "user", "user"]) {
+        for (other, role) in others.iter().zip(["user", "tool", "user", "user"]) {
             for parts in [json!([other]), json!([other, seen]), json!([seen, other])] {
                 let odd = json!({ "role": role, "content": parts });
                 let Ok(Prompt::Beginning(text)) = read(json!([said, answer, odd, said]), json!({})) else {
                     panic!("{odd}")
                 };
                 assert!(beginning.starts_with(&text) || role == "tool", "{odd}: {text}");
-                assert!(text.contains("z<|im_end|>") && !text.contains(NO_TEXT), "{odd}: {text}");
+                assert!(text.contains("z<|im_end|>") && !text.contains('\u{f8ff}'), "{odd}: {text}");
             }
         }
-        // What is set around a prompt, and a client that writes the mark.
+        // What is set around a prompt.
         assert_eq!(read(json!([shown]), json!({ "add_special_tokens": true })), Err(Unknown::Unsupported));
-        let odd = json!({ "role": "user", "content": NO_TEXT });
-        assert_eq!(
-            read(json!([odd, shown]), json!({})),
-            Ok(Prompt::Beginning("<|im_start|>user\n".to_owned()))
-        );
         // A template that reads parts, and one that leaves the message out: where it would be is not said.
         let by = |source: &str| {
             let template = ChatTemplate::from_source(source, Map::new()).unwrap();
             let asked = json!({ "role": "user", "content": [{ "type": "text", "text": "x" }] });
-            chat(json!({ "messages": [asked, shown] }).to_string().as_bytes(), &template)
+            let body = json!({ "messages": [asked, shown] }).to_string();
+            super::read(PromptApi::Chat, body.as_bytes(), &template).map(|mut prompts| prompts.remove(0))
         };
         let parts = "{% for m in messages %}<{{ m.role }}>{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}";
         assert_eq!(by(parts), Ok(Prompt::Beginning("<user>x<user>".to_owned())));
         assert_eq!(by("{{ messages | length }}"), Err(Unknown::Unsupported));
+    }
+
+    #[test]
+    fn an_agent_s_request_is_rendered_whichever_api_it_speaks() {
+        let prompt = |path: &str, body: Value| match texts(path, &body).unwrap().remove(0) {
+            Prompt::Text { text, add_special: false } => text,
+            other => panic!("{other:?}"),
+        };
+        let (call, answer) =
+            ("\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": 1}}\n</tool_call>", "one");
+        let want = format!(
+            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyes{call}<|im_end|>\n\
+             <|im_start|>tool\n{answer}<|im_end|>\n<|im_start|>assistant\n"
+        );
+        let used = json!({ "type": "tool_use", "id": "c", "name": "f", "input": { "n": 1 } });
+        let said = json!([
+            { "role": "user", "content": "hi" },
+            { "role": "assistant", "content": [{ "type": "text", "text": "yes" }, used] },
+            { "role": "user", "content": [{ "type": "tool_result", "tool_use_id": "c", "content": answer }] },
+        ]);
+        assert_eq!(prompt("/v1/messages", json!({ "system": "S", "messages": said, "max_tokens": 1 })), want);
+        let input = json!([
+            { "role": "user", "content": [{ "type": "input_text", "text": "hi" }] },
+            { "role": "assistant", "content": "yes" },
+            { "type": "function_call", "call_id": "c", "name": "f", "arguments": "{\"n\":1}" },
+            { "type": "function_call_output", "call_id": "c", "output": answer },
+        ]);
+        assert_eq!(prompt("/v1/responses", json!({ "instructions": "S", "input": input })), want);
+        let goes_on = json!({ "input": "hi", "previous_response_id": "resp_1" });
+        assert_eq!(texts("/v1/responses", &goes_on), Err(Unknown::Unsupported));
     }
 
     #[test]
@@ -328,7 +310,6 @@ mod tests {
             ("/v1/chat/completions", json!({ "messages": 3 })),
             ("/v1/completions", json!({ "prompt": [-1] })),
             ("/v1/completions", json!({ "prompt": {} })),
-            ("/v1/embeddings", json!({ "input": "x" })),
         ] {
             assert_eq!(texts(path, &body), Err(Unknown::Unsupported), "{body}");
         }

@@ -6,6 +6,7 @@
 
 mod job;
 mod memory;
+mod proof;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -20,13 +21,16 @@ use keyway_text::{IncrementalTokenizer, TextError, TextModel};
 use parking_lot::Mutex;
 
 use self::job::Job;
-pub use self::memory::PromptMemory;
+pub use self::{
+    memory::PromptMemory,
+    proof::{Proof, Proved},
+};
 use crate::{
     config::ConfigError,
     limits::{INLINE_TOKENIZE_BYTES, TOKEN_MEMORY_BYTES, TOKENIZE_QUEUE_PER_CORE},
     machine::threads::Threads,
     metrics::Metrics,
-    prompt::text::Unknown,
+    prompt::text::{PromptApi, Unknown},
 };
 
 /// Stand for the worker's own models where a tokenizer's folder is expected.
@@ -52,6 +56,15 @@ pub enum Known {
     Beginning(Box<[u32]>),
 }
 
+/// What is known of a prompt's tokens, and what answers have said of those of its API.
+#[derive(Debug, Clone)]
+pub struct Tokenised {
+    /// The tokens.
+    pub known: Known,
+    /// To be told what the answer says of them.
+    pub proof: Arc<Proof>,
+}
+
 /// The models whose prompts can be tokenised.
 #[derive(Debug)]
 pub struct TokenKeyer {
@@ -67,6 +80,8 @@ pub struct TokenKeyer {
 struct Model {
     text: TextModel,
     tokenizer: IncrementalTokenizer,
+    /// By API.
+    proofs: [Arc<Proof>; PromptApi::COUNT],
 }
 
 /// Why a model's tokenizer cannot be used.
@@ -102,7 +117,8 @@ impl TokenKeyer {
                 text_model(dir).map_err(|error| ConfigError(format!("tokenizer of {name}: {error}")))?;
             let seed = fastrand::u64(..);
             let tokenizer = IncrementalTokenizer::new(Arc::clone(&text.tokenizer), TOKEN_MEMORY_BYTES, seed);
-            Ok((name.to_owned(), Arc::new(Model { text, tokenizer })))
+            let proofs = Default::default();
+            Ok((name.to_owned(), Arc::new(Model { text, tokenizer, proofs })))
         };
         let models: HashMap<_, _> = tokenizers.into_iter().map(load).collect::<Result<_, ConfigError>>()?;
         let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
@@ -130,22 +146,16 @@ impl TokenKeyer {
         body: &Bytes,
         model: Option<&str>,
         context: impl FnOnce() -> Option<u64>,
-    ) -> Option<Known> {
+    ) -> Option<Tokenised> {
         let name = model?;
         let model = self.models.get(name)?;
-        let job = Job::new(Arc::clone(model), path.to_owned(), body.clone());
-        let result = if body.len() <= INLINE_TOKENIZE_BYTES {
-            job.whole()
-        } else {
-            let mut job = job.bounded(context(), &self.memory);
-            match self.threads.as_ref().and_then(|threads| threads.run(move || job.slice().transpose())) {
-                None => Err(Unknown::Overflow),
-                Some(result) => result.await.unwrap_or(Err(Unknown::Failed)),
-            }
+        let result = match PromptApi::of(path) {
+            None => Err(Unknown::Unsupported),
+            Some(api) => self.found(model, api, body, context).await,
         };
         let outcome = match &result {
-            Ok(Known::Whole(_)) => "tokens",
-            Ok(Known::Beginning(_)) => "beginning",
+            Ok(Tokenised { known: Known::Whole(_), .. }) => "tokens",
+            Ok(Tokenised { known: Known::Beginning(_), .. }) => "beginning",
             Err(unknown) => unknown.as_str(),
         };
         self.metrics.caches.token_keyer.with_label_values(&[name, outcome]).inc();
@@ -158,6 +168,30 @@ impl TokenKeyer {
             );
         }
         result.ok()
+    }
+
+    async fn found(
+        &self,
+        model: &Arc<Model>,
+        api: PromptApi,
+        body: &Bytes,
+        context: impl FnOnce() -> Option<u64>,
+    ) -> Result<Tokenised, Unknown> {
+        let proof = Arc::clone(&model.proofs[api as usize]);
+        if !proof.may_be_used() {
+            return Err(Unknown::Differs);
+        }
+        let job = Job::new(Arc::clone(model), api, body.clone());
+        let known = if body.len() <= INLINE_TOKENIZE_BYTES {
+            job.whole()?
+        } else {
+            let mut job = job.bounded(context(), &self.memory);
+            match self.threads.as_ref().and_then(|threads| threads.run(move || job.slice().transpose())) {
+                None => return Err(Unknown::Overflow),
+                Some(result) => result.await.unwrap_or(Err(Unknown::Failed))?,
+            }
+        };
+        Ok(Tokenised { known, proof })
     }
 }
 
@@ -172,6 +206,10 @@ mod tests {
         TokenKeyer::load([("m", Path::new(RANDOM))], PromptMemory::beside(64 << 20), metrics).unwrap()
     }
 
+    async fn found(keyer: &TokenKeyer, path: &str, body: &Bytes, context: Option<u64>) -> Option<Known> {
+        keyer.tokens(path, body, Some("m"), || context).await.map(|found| found.known)
+    }
+
     fn chat(content: &str) -> Bytes {
         json!({ "model": "m", "messages": [{ "role": "user", "content": content }] }).to_string().into()
     }
@@ -179,7 +217,7 @@ mod tests {
     #[tokio::test]
     async fn prompts_are_tokenised_as_the_worker_does() {
         let keyer = keyer();
-        let whole = async |path, body: Bytes| match keyer.tokens(path, &body, Some("m"), || None).await {
+        let whole = async |path, body: Bytes| match found(&keyer, path, &body, None).await {
             Some(Known::Whole(tokens)) => tokens,
             other => panic!("{other:?}"),
         };
@@ -196,7 +234,7 @@ mod tests {
         let said = ["user", "assistant"].map(|role| json!({ "role": role, "content": "hi" }));
         let messages = [&said[..], &[json!({ "role": "user", "content": image })]].concat();
         let body = json!({ "model": "m", "messages": messages }).to_string().into();
-        let known = keyer.tokens("/v1/chat/completions", &body, Some("m"), || None).await;
+        let known = found(&keyer, "/v1/chat/completions", &body, None).await;
         let text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nhi<|im_end|>\n<|im_start|>user\n";
         let begins = want.tokenizer.encode(text, false).unwrap();
         assert_eq!(known, Some(Known::Beginning(begins.into())));
@@ -206,17 +244,17 @@ mod tests {
     async fn what_finds_no_place_is_routed_by_its_text_and_counted() {
         let keyer = keyer();
         let long = chat(&"long ".repeat(10_000));
-        assert!(keyer.tokens("/v1/chat/completions", &long, Some("m"), || None).await.is_some());
+        assert!(found(&keyer, "/v1/chat/completions", &long, None).await.is_some());
         let threads = keyer.threads.as_ref().unwrap();
         let taken: Vec<_> = std::iter::from_fn(|| threads.run(|| None::<()>)).collect();
         assert!(taken.len() >= TOKENIZE_QUEUE_PER_CORE);
-        assert_eq!(keyer.tokens("/v1/chat/completions", &long, Some("m"), || None).await, None);
-        assert!(keyer.tokens("/v1/chat/completions", &chat("short"), Some("m"), || None).await.is_some());
+        assert_eq!(found(&keyer, "/v1/chat/completions", &long, None).await, None);
+        assert!(found(&keyer, "/v1/chat/completions", &chat("short"), None).await.is_some());
         drop(taken);
         while threads.jobs() > 0 {
             thread::yield_now();
         }
-        assert!(keyer.tokens("/v1/chat/completions", &long, Some("m"), || None).await.is_some());
+        assert!(found(&keyer, "/v1/chat/completions", &long, None).await.is_some());
         let count = |outcome| keyer.metrics.caches.token_keyer.with_label_values(&["m", outcome]).get();
         assert_eq!((count("tokens"), count("overflow")), (3, 1));
     }
@@ -225,8 +263,7 @@ mod tests {
     async fn what_no_worker_has_room_for_or_takes_too_much_memory_is_not_tokenised() {
         let keyer = keyer();
         let text = "long ".repeat(10_000);
-        let tokens =
-            async |body: &Bytes, path, context| keyer.tokens(path, body, Some("m"), || context).await;
+        let tokens = async |body: &Bytes, path, context| found(&keyer, path, body, context).await;
         // Of the model's own tokenizer each byte is one.
         let (chat, ids) = (chat(&text), json!({ "prompt": vec![7; 20_000] }).to_string().into());
         let (chats, completions) = ("/v1/chat/completions", "/v1/completions");
@@ -246,10 +283,22 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_api_whose_tokens_are_others_at_the_engine_goes_by_its_text() {
+        let keyer = keyer();
+        let ask = async |path| keyer.tokens(path, &chat("hi"), Some("m"), || None).await;
+        let first = ask("/v1/messages").await.unwrap();
+        while !first.proof.came_out(Proved::OtherTokens) {}
+        assert!(ask("/v1/messages").await.is_none() && ask("/v1/chat/completions").await.is_some());
+        let count = |outcome| keyer.metrics.caches.token_keyer.with_label_values(&["m", outcome]).get();
+        assert_eq!((count("tokens"), count("differs")), (2, 1));
+    }
+
+    #[tokio::test]
     async fn a_model_without_a_tokenizer_is_nobody_s_fault() {
         let keyer = keyer();
-        assert_eq!(keyer.tokens("/v1/chat/completions", &chat("hi"), Some("other"), || None).await, None);
-        assert_eq!(keyer.tokens("/v1/chat/completions", &chat("hi"), None, || None).await, None);
+        for model in [Some("other"), None] {
+            assert!(keyer.tokens("/v1/chat/completions", &chat("hi"), model, || None).await.is_none());
+        }
         assert!(keyer.told.lock().is_empty());
     }
 

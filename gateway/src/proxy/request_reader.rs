@@ -13,7 +13,7 @@ use crate::{
         content::{self, Content, Form},
         request::{RequestInfo, Untold},
         session,
-        token_keyer::{Known, TokenKeyer},
+        token_keyer::{Known, TokenKeyer, Tokenised},
         work::Work,
     },
     proxy::{reading::BodyReader, whom},
@@ -75,15 +75,15 @@ impl RequestReader {
         if info.tokens.is_some() {
             return;
         }
-        match self.tokens(path, info, body).await {
-            Some(Known::Whole(tokens)) => info.tokens = Some(tokens),
-            Some(Known::Beginning(ids)) => info.first_tokens = ids,
-            None => {}
+        let Some(Tokenised { known, proof }) = self.tokens(path, info, body).await else { return };
+        match known {
+            Known::Whole(tokens) => (info.tokens, info.proof) = (Some(tokens), Some(proof)),
+            Known::Beginning(ids) => info.first_tokens = ids,
         }
     }
 
     /// The prompt's tokens, as far as they are known, where the model's tokenizer is.
-    async fn tokens(&self, path: &str, info: &RequestInfo, body: &Bytes) -> Option<Known> {
+    async fn tokens(&self, path: &str, info: &RequestInfo, body: &Bytes) -> Option<Tokenised> {
         let tokens = &self.tokens;
         let finds_nothing = info.untold.is_some_and(Untold::finds_nothing);
         if tokens.is_empty() || !info.work.fills_cache() || finds_nothing {

@@ -15,7 +15,10 @@ use super::{
 use crate::{
     fleet::{Worker, residency::Outcome, scrape::CacheConfig},
     metrics::Prediction,
-    prompt::request::{RequestInfo, Untold},
+    prompt::{
+        request::{RequestInfo, Untold},
+        token_keyer::Proved,
+    },
 };
 
 /// How much of a prediction by text its estimate of tokens may be wrong, as a part of it: real tokenizers
@@ -94,6 +97,10 @@ impl Router {
         let miss = (came_out != Prediction::Right).then(|| facts.cause());
         if let Some(cause) = miss {
             self.metrics.caches.truth.misses.with_label_values(&[worker.name.as_str(), cause]).inc();
+        }
+        // Where little was found, nothing is said of the tokens.
+        if reported > block_tokens {
+            prove(request, usage, worker, !tokens_agree && came_out == Prediction::Under);
         }
         if by_tokens {
             warn_of_drift(request, usage, worker, &facts, miss.is_none());
@@ -207,6 +214,20 @@ fn warn_of_drift(request: &RequestInfo, usage: &Usage, worker: &Worker, facts: &
             predicted = facts.predicted,
             reported = facts.reported,
             "most predictions of cached tokens fail here: {why}"
+        );
+    }
+}
+
+/// Tells what an answer says of tokens that were computed here: whether the engine had others.
+fn prove(request: &RequestInfo, usage: &Usage, worker: &Worker, are_others: bool) {
+    let proved = if are_others { Proved::OtherTokens } else { Proved::Right };
+    if request.proof.as_ref().is_some_and(|proof| proof.came_out(proved)) {
+        tracing::warn!(
+            model = request.model,
+            worker = worker.name.as_str(),
+            prompt_tokens = usage.prompt_tokens,
+            tokenised = request.tokens.as_ref().map(|tokens| tokens.total),
+            "prompts of this API have other tokens at the engine than here: they are routed by their text"
         );
     }
 }

@@ -12,7 +12,7 @@ use keyway_text::{
 use super::{Known, Model, PromptMemory, TokenPrompt, memory::Share};
 use crate::{
     limits::{TOKENIZE_SLICE_BYTES, TOKENIZE_SLICE_PIECES},
-    prompt::text::{self, Prompt, Unknown},
+    prompt::text::{self, Prompt, PromptApi, Unknown},
 };
 
 /// Memory that a rendered text takes for each of its bytes, while it becomes tokens that are known: itself,
@@ -23,7 +23,7 @@ const TEXT_BYTES_EACH: usize = 16;
 #[derive(Debug)]
 pub(super) struct Job {
     model: Arc<Model>,
-    path: String,
+    api: PromptApi,
     body: Bytes,
     /// Tokens that any worker has room for at most, where that is known.
     context: Option<usize>,
@@ -41,10 +41,10 @@ pub(super) struct Job {
 }
 
 impl Job {
-    pub(super) fn new(model: Arc<Model>, path: String, body: Bytes) -> Self {
+    pub(super) fn new(model: Arc<Model>, api: PromptApi, body: Bytes) -> Self {
         Self {
             model,
-            path,
+            api,
             body,
             context: None,
             memory: None,
@@ -137,7 +137,7 @@ impl Job {
         if let Some(memory) = &mut self.memory {
             memory.needs(memory::to_render(&self.body))?;
         }
-        let prompts = text::read(&self.path, &self.body, &self.model.text.template)?;
+        let prompts = text::read(self.api, &self.body, &self.model.text.template)?;
         if prompts.iter().any(|prompt| self.is_too_long(prompt)) {
             return Err(Unknown::TooLong);
         }
