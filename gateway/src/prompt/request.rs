@@ -8,6 +8,7 @@
 
 mod canonical;
 mod ids;
+mod unseen;
 mod untold;
 
 use std::{borrow::Cow, num::NonZeroUsize, ops::Range, sync::Arc};
@@ -116,7 +117,7 @@ impl RequestInfo {
         match self.session {
             None if !self.talk.goes_on => None,
             None => Some((opening?, KnownBy::Opening)),
-            Some(Session { name, said_by: SaidBy::Header }) => {
+            Some(Session { name, said_by: SaidBy::Header | SaidBy::SessionId }) => {
                 Some((name ^ opening.unwrap_or_default(), KnownBy::Name))
             }
             Some(Session { name, .. }) => Some((name, KnownBy::Key)),
@@ -154,6 +155,7 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
     let mut keying =
         Keying { keyer, media: MediaItems::default(), talk: Talk::default(), namer, by_user: false };
     keying.talk.cache_key = fields.cache_key.and_then(Value::text).map_or(0, |key| keying.named(&key));
+    keying.talk.session = fields.session_id.and_then(Value::text).map_or(0, |id| keying.named(&id));
     keying.talk.user = fields.user().map_or(0, |user| keying.named(&user));
     let untold = fields.signs.untold(fields.ids.or(fields.prompt));
     let mut tokens = fields.only_ids().and_then(ids::read);
@@ -246,6 +248,10 @@ pub struct Talk {
     pub user: u64,
     /// Its first message by a user, hashed, if that is long enough to be no other conversation's.
     pub opening: Option<u64>,
+    /// `session_id`, hashed; 0 if there is none.
+    pub session: u64,
+    /// Whether the system says something among its messages.
+    pub later_system: bool,
     /// Whether it holds an answer already: a later turn.
     pub goes_on: bool,
     /// Canonical bytes before its last message.
@@ -272,6 +278,7 @@ struct Fields<'a> {
     /// Beside the ids there is what they say nothing of.
     has_media: bool,
     cache_key: Option<Value<'a>>,
+    session_id: Option<Value<'a>>,
     user: Option<Value<'a>>,
     metadata: Option<Value<'a>>,
     store: Option<Value<'a>>,
@@ -326,6 +333,7 @@ impl<'a> Fields<'a> {
                     continue;
                 }
                 "prompt_cache_key" => &mut fields.cache_key,
+                "session_id" => &mut fields.session_id,
                 "user" | "safety_identifier" => &mut fields.user,
                 "metadata" => &mut fields.metadata,
                 "store" => &mut fields.store,

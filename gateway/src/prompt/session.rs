@@ -8,9 +8,9 @@ use keyway_wire::block_hash::{Chain, HashKey};
 use crate::prompt::request::RequestInfo;
 
 /// Headers by which agents and their frameworks name a session: Codex (`session-id`, `session_id`), Claude
-/// Code, OpenCode (`x-session-affinity`), Dynamo, llm-d (`x-session-token`), and clients that have none of
-/// their own.
-static HEADERS: [HeaderName; 7] = [
+/// Code, OpenCode (`x-session-affinity`, `x-opencode-session`), Dynamo, llm-d (`x-session-token`), SMG
+/// (`x-smg-routing-key`), and clients that have none of their own.
+static HEADERS: [HeaderName; 9] = [
     HeaderName::from_static("x-session-id"),
     HeaderName::from_static("session-id"),
     HeaderName::from_static("session_id"),
@@ -18,6 +18,8 @@ static HEADERS: [HeaderName; 7] = [
     HeaderName::from_static("x-session-affinity"),
     HeaderName::from_static("x-dynamo-session-id"),
     HeaderName::from_static("x-session-token"),
+    HeaderName::from_static("x-opencode-session"),
+    HeaderName::from_static("x-smg-routing-key"),
 ];
 
 /// A session as routing knows it: a hash, and what of the request it is from.
@@ -34,6 +36,8 @@ pub struct Session {
 pub enum SaidBy {
     /// A header that agents send; it names the session alone.
     Header,
+    /// `session_id`, which names it alone too (vLLM, SGLang).
+    SessionId,
     /// `prompt_cache_key`, with the conversation's first message: one key often stands for a whole
     /// application.
     CacheKey,
@@ -46,6 +50,7 @@ impl SaidBy {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Header => "header",
+            Self::SessionId => "session_id",
             Self::CacheKey => "prompt_cache_key",
             Self::User => "user",
         }
@@ -54,7 +59,7 @@ impl SaidBy {
 
 /// What a header says of it.
 pub fn in_headers(headers: &HeaderMap) -> Option<&HeaderValue> {
-    // Mostly none is there, which the headers' own names say faster than seven searches.
+    // Mostly none is there, which the headers' own names say faster than nine searches.
     let may_be = |name: &&HeaderName| matches!(name.as_str().as_bytes(), [b's' | b'x', ..]);
     let rank = |name: &HeaderName| HEADERS.iter().position(|known| known == name);
     let first = headers.keys().filter(may_be).filter_map(rank).min()?;
@@ -67,6 +72,10 @@ pub fn of(headers: &HeaderMap, info: &RequestInfo, key: HashKey) -> Option<Sessi
     let talk = &info.talk;
     if let Some(id) = in_headers(headers) {
         return Some(Session { name: chain.push(id.as_bytes()).0, said_by: SaidBy::Header });
+    }
+    if talk.session != 0 {
+        let name = chain.push(&talk.session.to_le_bytes()).0;
+        return Some(Session { name, said_by: SaidBy::SessionId });
     }
     let (said, said_by) = match (talk.cache_key, talk.user) {
         (0, 0) => return None,

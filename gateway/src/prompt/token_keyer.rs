@@ -38,6 +38,9 @@ const BUILTIN: &str = "builtin";
 /// Stands there for a model of random weights, whose tokens are bytes.
 const RANDOM: &str = "random";
 
+/// The kind of a drift that an engine makes itself.
+const MOVED_SYSTEM: &str = "moved_system";
+
 /// The tokens of a request's prompt, as the engine will have them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenPrompt {
@@ -136,6 +139,24 @@ impl TokenKeyer {
     /// Whether this model's prompts can be tokenised.
     pub fn knows(&self, model: &str) -> bool {
         self.models.contains_key(model)
+    }
+
+    /// A request to Anthropic's API has words of the system's among its messages. Where the model's template
+    /// takes them in front alone, its engine moves them there, and finds nothing of the conversation's past:
+    /// that is counted as a drift, and said once.
+    pub fn heard_later_system(&self, name: &str) {
+        if !self.models.get(name).is_some_and(|model| model.text.template.moves_later_systems()) {
+            return;
+        }
+        self.metrics.caches.drift.prompts.with_label_values(&[name, MOVED_SYSTEM]).inc();
+        if self.told.lock().insert((name.to_owned(), MOVED_SYSTEM)) {
+            tracing::warn!(
+                model = name,
+                "clients put system messages among the others, as Claude Code does, and this model's template takes them in front \
+                 alone: each new one makes the whole prompt another, and nothing of it is found cached. Give the engine a \
+                 --chat-template that takes them anywhere, and the gateway's tokenizer folder the same"
+            );
+        }
     }
 
     /// The tokens of a request's prompt; `None` where it is to be routed by its text alone. `context`: the
@@ -291,6 +312,26 @@ mod tests {
         assert!(ask("/v1/messages").await.is_none() && ask("/v1/chat/completions").await.is_some());
         let count = |outcome| keyer.metrics.caches.token_keyer.with_label_values(&["m", outcome]).get();
         assert_eq!((count("tokens"), count("differs")), (2, 1));
+    }
+
+    #[test]
+    fn a_system_that_is_moved_in_front_is_counted() {
+        let keyer = keyer();
+        let count = || keyer.metrics.caches.drift.prompts.with_label_values(&["m", MOVED_SYSTEM]).get();
+        keyer.heard_later_system("m");
+        keyer.heard_later_system("other");
+        assert_eq!(count(), 0, "ChatML takes it anywhere");
+        let dir = tempfile::tempdir().unwrap();
+        let template = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}{% endfor %}";
+        let tokenizer = include_str!("../../text/tests/data/tokenizers/qwen/tokenizer.json");
+        std::fs::write(dir.path().join("tokenizer.json"), tokenizer).unwrap();
+        std::fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
+        let metrics = Arc::clone(&keyer.metrics);
+        let keyer = TokenKeyer::load([("m", dir.path())], PromptMemory::beside(64 << 20), metrics).unwrap();
+        keyer.heard_later_system("m");
+        keyer.heard_later_system("m");
+        assert_eq!(count(), 2);
+        assert_eq!(keyer.told.lock().len(), 1);
     }
 
     #[tokio::test]

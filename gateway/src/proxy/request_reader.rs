@@ -13,6 +13,7 @@ use crate::{
         content::{self, Content, Form},
         request::{RequestInfo, Untold},
         session,
+        text::PromptApi,
         token_keyer::{Known, TokenKeyer, Tokenised},
         work::Work,
     },
@@ -93,7 +94,11 @@ impl RequestReader {
         let base = info.model.as_deref().filter(|model| !tokens.knows(model));
         let base = base.and_then(|adapter| self.router.fleet().parent_of(adapter));
         let context = || self.router.fleet().longest_context(info.model.as_deref()?);
-        tokens.tokens(path, body, base.as_deref().or(info.model.as_deref()), context).await
+        let model = base.as_deref().or(info.model.as_deref())?;
+        if info.talk.later_system && PromptApi::of(path) == Some(PromptApi::Messages) {
+            tokens.heard_later_system(model);
+        }
+        tokens.tokens(path, body, Some(model), context).await
     }
 
     /// Adds what the target and the method say, and whether the body could be read.

@@ -139,6 +139,11 @@ impl ChatTemplate {
         [&self.default, &self.tool_use].into_iter().flatten().any(|named| named.source.contains(text))
     }
 
+    /// Whether what the system says among the messages is moved in front, where it changes all that follows.
+    pub fn moves_later_systems(&self) -> bool {
+        self.traits().system_comes_first
+    }
+
     /// What decides how it is given Anthropic's requests.
     pub(crate) fn traits(&self) -> &TemplateTraits {
         self.traits.get_or_init(|| TemplateTraits::of(self))

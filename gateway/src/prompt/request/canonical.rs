@@ -1,12 +1,12 @@
 //! A prompt's canonical text, in the order a chat template renders it: each field's text and what of it is no
 //! text. Who takes it hashes it, or looks for a place in it.
 
-use std::{borrow::Cow, ops::Range};
+use std::ops::Range;
 
 use keyway_core::keyer::TextKeyer;
 use keyway_wire::block_hash::Chain;
 
-use super::{Fields, Talk};
+use super::{Fields, Talk, unseen};
 use crate::{
     json::{Outline, Value},
     prompt::{
@@ -124,8 +124,9 @@ impl Sink for Keying {
     }
 
     fn text(&mut self, place: PromptField<'_>, text: &str) {
-        if let PromptField::Message { field, .. } = place {
+        if let PromptField::Message { field, index } = place {
             let role = if field == "role" { text } else { "" };
+            self.talk.later_system |= index > 0 && role == "system";
             self.by_user |= role == "user";
             self.talk.goes_on |= role == "assistant";
             if self.may_open(field) && text.len() >= OPENING_BYTES_MIN {
@@ -240,8 +241,7 @@ pub(super) fn walk(fields: &Fields<'_>, ignored: &Ignored, sink: &mut impl Sink)
 }
 
 fn walk_value(sink: &mut impl Sink, ignored: &Ignored, value: Value<'_>, place: PromptField<'_>, tag: u8) {
-    let text = value.text().unwrap_or(Cow::Borrowed(value.raw()));
-    sink.piece(place, &ignored.strip(place, text), tag);
+    sink.piece(place, &ignored.strip(place, unseen::seen(value)), tag);
 }
 
 /// Messages field by field; anything that is not a list of objects (the `input` of `/v1/responses` or
@@ -254,7 +254,7 @@ fn walk_messages(sink: &mut impl Sink, ignored: &Ignored, value: Value<'_>) {
     let messages = value.items().into_iter().flatten().filter_map(|item| item.ok()?.fields());
     for (index, message) in messages.enumerate() {
         sink.message();
-        for (name, value) in message.map_while(Result::ok) {
+        for (name, value) in message.map_while(Result::ok).filter(|(name, _)| name != unseen::MARK) {
             let place = PromptField::Message { index, field: &name };
             sink.name(place, &name);
             let items = media::find(&name, value);
@@ -283,7 +283,7 @@ fn walk_with_items(
     let raw = value.raw();
     let text = |sink: &mut _, range: Range<usize>| {
         let text = raw.get(range).unwrap_or_default();
-        Sink::text(sink, place, &ignored.strip(place, Cow::Borrowed(text)));
+        Sink::text(sink, place, &ignored.strip(place, unseen::in_json(text)));
     };
     let mut from = 0;
     for item in items {

@@ -273,3 +273,30 @@ fn ids_are_the_prompt_s_tokens_and_no_text() {
     let response = r#"{"model":"m","input":"hi","text":{"format":{"type":"text"}}}"#;
     assert_eq!(info(response).chain, info(r#"{"model":"m","input":"hi"}"#).chain);
 }
+
+#[test]
+fn an_agent_s_next_turn_repeats_its_last_whatever_is_billed_and_wherever_its_mark_is() {
+    use serde_json::json;
+    let block = |text: &str| json!({ "type": "text", "text": text.repeat(20) });
+    let marked = |text: &str| {
+        let mut block = block(text);
+        block["cache_control"] = json!({ "type": "ephemeral" });
+        block
+    };
+    let billed = |cch: &str| {
+        let line = format!("x-anthropic-billing-header: cc_version=2.1; cch={cch};");
+        json!([{ "type": "text", "text": line }, marked("You write programs. ")])
+    };
+    let first = json!({ "model": "m", "system": billed("1f"), "messages": [
+        { "role": "user", "content": [block("Read this. "), marked("And that. ")] },
+    ] });
+    let second = json!({ "model": "m", "system": billed("8e"), "messages": [
+        { "role": "user", "content": [block("Read this. "), block("And that. ")] },
+        { "role": "assistant", "content": [block("I have. ")] },
+        { "role": "user", "content": [marked("Go on. ")] },
+    ] });
+    let (first, second) = (first.to_string(), second.to_string());
+    let whole = info(&first).chain.blocks.len();
+    assert!(whole > 40 && shared(&first, &second) + 1 >= whole, "{} of {whole}", shared(&first, &second));
+    assert_eq!(info(&first).talk.opening, info(&second).talk.opening);
+}
