@@ -23,11 +23,12 @@
 //! After Kang et al., "ThunderAgent" (arXiv 2602.13692), where an agent program is paused between tools.
 
 mod habit;
+mod openings;
 mod room;
 
 use std::time::Duration;
 
-use self::{habit::Habit, room::Room};
+use self::{habit::Habit, openings::Openings, room::Room};
 use crate::index::WorkerId;
 use crate::spread_map::SpreadMap;
 
@@ -97,8 +98,10 @@ pub struct NextTurn {
     pub known_by: KnownBy,
     /// Tokens of the prompt.
     pub prompt_tokens: f64,
-    /// Of these, those that were not found where it would go: what a session that is new adds to the rest.
+    /// Of these, those that were not found where it would go.
     pub uncached_tokens: f64,
+    /// Whether it is the session's first.
+    pub is_first: bool,
     /// When it came.
     pub arrived: Duration,
 }
@@ -151,6 +154,7 @@ pub struct WorkingSets {
     rules: SetRules,
     sessions: SpreadMap<u64, Session>,
     rooms: SpreadMap<WorkerId, Room>,
+    openings: Openings,
     /// By kind of session.
     habits: [Habit; 3],
     /// When the next lease ends, at the earliest.
@@ -161,7 +165,7 @@ pub struct WorkingSets {
 struct Session {
     known_by: KnownBy,
     home: WorkerId,
-    /// Tokens of its prompts that others had before it came: they are no part of what it needs.
+    /// Tokens of its prompts that others have too: they are no part of what it needs.
     shared: f64,
     /// Tokens that its next turn begins with, without these.
     tokens: f64,
@@ -182,6 +186,7 @@ impl WorkingSets {
             rules,
             sessions: SpreadMap::default(),
             rooms: SpreadMap::default(),
+            openings: Openings::default(),
             habits: Default::default(),
             next_end: Duration::MAX,
         }
@@ -274,9 +279,22 @@ impl WorkingSets {
 
     /// Tokens that a turn needs at a worker for itself.
     fn need(&self, turn: &NextTurn) -> f64 {
+        let own = |shared: f64| (turn.prompt_tokens - shared).max(0.0);
         let known = self.sessions.get(&turn.session);
-        known
-            .map_or(turn.uncached_tokens, |session| (turn.prompt_tokens - session.shared).max(session.tokens))
+        known.map_or_else(|| own(self.shared(turn)), |session| own(session.shared).max(session.tokens))
+    }
+
+    /// Tokens that a session that is new shares with others. What a later turn than its first finds is its
+    /// own past as well.
+    fn shared(&self, turn: &NextTurn) -> f64 {
+        let found = (turn.prompt_tokens - turn.uncached_tokens).max(0.0);
+        if turn.is_first { found } else { self.openings.of(turn.session).min(found) }
+    }
+
+    /// A conversation begins whose later turns are a session's: it found so many tokens of its prompt.
+    pub fn opens(&mut self, conversation: u64, found_tokens: f64) {
+        self.openings.shared(found_tokens);
+        self.openings.remember(conversation, found_tokens);
     }
 
     /// Until when a turn waits; `None`: it may begin. `left`: what the workers have that it may go to.
@@ -307,7 +325,7 @@ impl WorkingSets {
         let fresh = Session {
             known_by: turn.known_by,
             home: home.worker,
-            shared: (turn.prompt_tokens - turn.uncached_tokens).max(0.0),
+            shared: self.shared(turn),
             tokens: 0.0,
             is_in: false,
             in_flight: 0,
@@ -315,6 +333,9 @@ impl WorkingSets {
             ended: Duration::MAX,
             lease: Duration::MAX,
         };
+        if turn.is_first {
+            self.openings.shared(fresh.shared);
+        }
         let session = self.sessions.entry(turn.session).or_insert(fresh);
         let after = turn.arrived.checked_sub(session.ended).filter(|_| session.in_flight == 0);
         if let Some(after) = after.filter(|after| *after <= self.rules.longest_lease) {

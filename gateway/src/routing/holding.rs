@@ -46,6 +46,8 @@ pub(super) struct Held {
     streams: bool,
     /// The turn of a session that it is, if it is one.
     turn: Option<SessionTurn>,
+    /// The conversation that it may be the first turn of, if it is no session's.
+    opens: Option<u64>,
     /// These two of one that waits, or that is logged: they are copies.
     model: Option<String>,
     tried: Vec<WorkerId>,
@@ -203,8 +205,18 @@ impl Router {
         let (index_owner, streams) = (request.index_owner, request.stream);
         let model = self.decision_log.as_ref().and_then(|_| request.model.clone());
         let turn = SessionTurn::of(request);
-        let mut held =
-            Held { setting, index_owner, streams, turn, model, tried: Vec::new(), entered, begin: None };
+        let opens = request.talk.opening.filter(|_| turn.is_none());
+        let mut held = Held {
+            setting,
+            index_owner,
+            streams,
+            turn,
+            opens,
+            model,
+            tried: Vec::new(),
+            entered,
+            begin: None,
+        };
         self.index.finish_lingering(entered);
         room.admit(entered, &share).map_err(|retry_after| Error::TooBusy { retry_after })?;
         if self.tell_of_the_fleet(&mut room) != known_fleet {

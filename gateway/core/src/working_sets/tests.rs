@@ -24,7 +24,14 @@ fn home(worker: u32, capacity: f64) -> Home {
 }
 
 fn turn(session: u64, prompt_tokens: f64, arrived: Duration) -> NextTurn {
-    NextTurn { session, known_by: KnownBy::Name, prompt_tokens, uncached_tokens: prompt_tokens, arrived }
+    NextTurn {
+        session,
+        known_by: KnownBy::Name,
+        prompt_tokens,
+        uncached_tokens: prompt_tokens,
+        is_first: true,
+        arrived,
+    }
 }
 
 fn ended(sets: &mut WorkingSets, now: Duration, session: u64, conversation_tokens: f64) {
@@ -125,6 +132,20 @@ fn what_others_had_before_is_no_part_of_what_a_session_needs() {
     assert_eq!(sets.displaced(WorkerId(1), &turn(2, 1_000.0, SECOND)), 200.0);
     assert_eq!(sets.displaced(WorkerId(1), &next), 0.0);
     assert_eq!(sets.displaced(WorkerId(2), &next), 200.0, "what it has at the first");
+}
+
+#[test]
+fn what_a_session_found_when_it_became_one_is_its_own_past() {
+    let mut sets = WorkingSets::new(RULES);
+    // It was known by nothing when it began, and had 300 tokens of 700 from others.
+    sets.opens(7, 300.0);
+    let later = NextTurn { uncached_tokens: 100.0, is_first: false, ..turn(7, 800.0, SECOND) };
+    sets.began(SECOND, &later, home(1, 10_000.0));
+    assert_eq!(sets.taken(WorkerId(1)), 500.0);
+    // Of one whose beginning was not seen as much is others' as of most.
+    let unseen = NextTurn { session: 8, ..later };
+    sets.began(SECOND, &unseen, home(1, 10_000.0));
+    assert_eq!(sets.taken(WorkerId(1)), 1_000.0);
 }
 
 #[test]

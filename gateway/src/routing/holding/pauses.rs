@@ -19,7 +19,9 @@ pub(super) struct SessionTurn {
     /// The session's conversation.
     name: u64,
     known_by: KnownBy,
-    /// Tokens that it would add where it would go, if the session is new.
+    /// Whether it is the first.
+    is_first: bool,
+    /// Tokens that would be computed where it would go, if the session is new.
     uncached_tokens: f64,
     /// Whether it was found to wait because its session is paused.
     paused: Cell<bool>,
@@ -29,7 +31,8 @@ impl SessionTurn {
     /// `None` if the request belongs to no session that is known.
     pub(super) fn of(request: &RequestInfo) -> Option<Self> {
         let (name, known_by) = request.conversation()?;
-        Some(Self { name, known_by, uncached_tokens: 0.0, paused: Cell::new(false) })
+        let is_first = !request.talk.goes_on;
+        Some(Self { name, known_by, is_first, uncached_tokens: 0.0, paused: Cell::new(false) })
     }
 }
 
@@ -61,12 +64,13 @@ impl Holding {
 impl Held {
     /// The turn of its session that it is, if it is one.
     pub(super) fn next_turn(&self) -> Option<NextTurn> {
-        let SessionTurn { name, known_by, uncached_tokens, .. } = self.turn.as_ref()?;
+        let SessionTurn { name, known_by, is_first, uncached_tokens, .. } = self.turn.as_ref()?;
         Some(NextTurn {
             session: *name,
             known_by: *known_by,
             prompt_tokens: self.setting.prompt_tokens as f64,
             uncached_tokens: *uncached_tokens,
+            is_first: *is_first,
             arrived: self.entered,
         })
     }
@@ -123,7 +127,16 @@ impl Counter<'_> {
         tokens_per_s: f64,
         uncached_tokens: u64,
     ) {
-        let (true, Some(next), Some(turn)) = (self.pauses, held.next_turn(), &held.turn) else { return };
+        if !self.pauses {
+            return;
+        }
+        let (Some(next), Some(turn)) = (held.next_turn(), &held.turn) else {
+            if let Some(conversation) = held.opens {
+                let found = held.setting.prompt_tokens.saturating_sub(uncached_tokens);
+                self.router.holding.sets.lock().opens(conversation, found as f64);
+            }
+            return;
+        };
         let next = NextTurn { uncached_tokens: uncached_tokens as f64, ..next };
         self.router.holding.sets.lock().began(self.now, &next, home(worker, tokens_per_s));
         self.rosters.iter_mut().for_each(|roster| roster.left = None);
