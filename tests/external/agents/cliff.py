@@ -112,7 +112,8 @@ def figures(out, args):
     rows = [row for row in rows if row["outcome"] != "cancelled"]
     good = [row for row in rows if row["outcome"] == "ok"]
     counted = [row for row in good if not row["warmup"]]
-    span = max(row["end_ms"] for row in counted) / 1e3 - args.warmup
+    # What is answered when the load has ended, no more coming, is no rate of a load.
+    answered = sum(args.warmup < row["end_ms"] / 1e3 <= args.seconds for row in good)
     asked, found, possible = (sum(row[key] or 0 for row in counted) for key in ("prompt_tokens", "cached_tokens", "possible_tokens"))
     waits = sorted((row["first_ms"] - row["intended_ms"]) / 1e3 for row in counted if row["first_ms"])
     jobs = collections.defaultdict(list)
@@ -120,7 +121,7 @@ def figures(out, args):
         jobs[row["row"] // TURNS_MAX].append(row)
     whole = [turns for turns in jobs.values() if len(turns) == args.turns]
     took = [(max(row["end_ms"] for row in turns) - min(row["intended_ms"] for row in turns)) / 1e3 for turns in whole]
-    return {"rate": len(counted) / span, "failed": len(rows) - len(good), "cached": found / asked, "possible": possible / asked,
+    return {"rate": answered / (args.seconds - args.warmup), "failed": len(rows) - len(good), "cached": found / asked, "possible": possible / asked,
             "ttft_p50": statistics.median(waits), "ttft_p99": waits[int(0.99 * len(waits))], "longest": waits[-1],
             "jobs": len(took), "job_s": statistics.mean(took) if took else None}
 
