@@ -1,14 +1,16 @@
-//! OpenAI's HTTP interface: from a path and a body to an answer. Not sockets (`server.rs`), not tokens'
-//! arithmetic (`engine.rs`).
+//! The HTTP interface, OpenAI's and Anthropic's: from a path and a body to an answer. Not sockets
+//! (`server.rs`), not tokens' arithmetic (`engine.rs`).
 
 mod answer;
 mod answer_body;
+mod chunks;
 mod constraint;
 mod data_parallel;
 mod embeddings;
 mod error;
 mod generate;
 mod logprobs;
+mod messages;
 mod model;
 mod params;
 mod prompt;
@@ -87,12 +89,14 @@ where
 {
     let request_id = request.headers().get(REQUEST_ID).cloned().unwrap_or_else(new_request_id);
     let memory = Arc::clone(&app.memory);
-    let mut response = route(app, &client, request).await.unwrap_or_else(ApiError::into_response);
+    let refuse =
+        if messages::has(request.uri().path()) { messages::refusal } else { ApiError::into_response };
+    let mut response = route(app, &client, request).await.unwrap_or_else(refuse);
     if let Some(bytes) = response.body().without_room() {
         // Who asks for pages and reads none would have them kept here.
         match memory.room(&client).and_then(|mut room| room.hold(bytes).map(|()| room)) {
             Ok(room) => response.body_mut().keep(room),
-            Err(why) => response = ApiError::no_memory(why).into_response(),
+            Err(why) => response = refuse(ApiError::no_memory(why)),
         }
     }
     response.headers_mut().insert(REQUEST_ID, request_id);
@@ -109,12 +113,7 @@ where
     B::Error: Into<BoxError>,
 {
     let path = request.uri().path();
-    let endpoint = match path {
-        "/v1/chat/completions" => Some(request::Endpoint::Chat),
-        "/v1/completions" => Some(request::Endpoint::Completion),
-        _ => None,
-    };
-    if let Some(endpoint) = endpoint {
+    if let Some(endpoint) = Endpoint::at(path) {
         allow(&request, &[Method::POST])?;
         let numerics_id = HeaderValue::from_str(&app.model.numerics_id).map_err(ApiError::internal)?;
         let mut answer = generate::generate(app, client, endpoint, request).await?;
@@ -126,6 +125,10 @@ where
         "/v1/embeddings" => {
             allow(&request, &[Method::POST])?;
             embeddings::embed(app, client, request).await?
+        }
+        "/v1/messages/count_tokens" => {
+            allow(&request, &[Method::POST])?;
+            messages::count::answer(app, client, request.into_body()).await?
         }
         "/tokenize" | "/detokenize" => {
             allow(&request, &[Method::POST])?;

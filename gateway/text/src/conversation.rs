@@ -85,6 +85,11 @@ impl<'a> Conversation<'a> {
         self.messages.len()
     }
 
+    /// The functions that it tells the model of, in the form of chat completions.
+    pub fn tools(&self) -> &[Value] {
+        self.tools.as_deref().unwrap_or_default()
+    }
+
     /// Whether it has no message.
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty()

@@ -10,5 +10,7 @@ pub const REASON: &str = "x-keyway-reason";
 pub const MATCHED_TOKENS: &str = "x-keyway-matched-tokens";
 /// Which of several data-parallel engines behind one address is to take the request (vLLM, SGLang).
 pub const DATA_PARALLEL_RANK: &str = "x-data-parallel-rank";
+/// Fields of a request that the worker took and did not act on, by their names.
+pub const IGNORED: &str = "x-keyway-ignored";
 /// The numerics id of the worker that answered: equal ids mean equal logits, bit for bit.
 pub const NUMERICS_ID: &str = "x-keyway-numerics-id";

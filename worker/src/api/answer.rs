@@ -11,6 +11,7 @@ use super::logprobs::Namer;
 use super::request::{Call, Endpoint};
 use super::running::Running;
 use super::shape::Shape;
+use super::stream::write_event;
 use super::{App, Response};
 use crate::answer::answer_format::CallDelta;
 use crate::answer::output::StopReason;
@@ -232,8 +233,8 @@ impl AnswerHead {
             return None;
         }
         Some(match self.endpoint {
-            Endpoint::Chat => self.namer().chat(&told),
             Endpoint::Completion => self.namer().completion(&told, offset),
+            _ => self.namer().chat(&told),
         })
     }
 
@@ -283,8 +284,8 @@ impl AnswerHead {
 
     const fn chunk_object(&self) -> &'static str {
         match self.endpoint {
-            Endpoint::Chat => "chat.completion.chunk",
             Endpoint::Completion => "text_completion",
+            _ => "chat.completion.chunk",
         }
     }
 
@@ -308,13 +309,6 @@ impl AnswerHead {
             keyway,
         }
     }
-}
-
-fn write_event(out: &mut Vec<u8>, answer: &impl Serialize) {
-    out.extend_from_slice(b"data: ");
-    // Writing plain structs to memory cannot fail.
-    let _ = serde_json::to_writer(&mut *out, answer);
-    out.extend_from_slice(b"\n\n");
 }
 
 fn unix_seconds() -> u64 {

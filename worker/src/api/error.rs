@@ -3,8 +3,8 @@
 
 use http::{StatusCode, header};
 use keyway_clients::impatient::TooSlow;
-use keyway_text::TextError;
-use keyway_wire::openai::ErrorBody;
+use keyway_text::{ConversationError, TextError};
+use keyway_wire::openai::{ErrorBody, ErrorDetail};
 
 use super::answer_body::AnswerBody;
 use super::{Response, full};
@@ -295,6 +295,16 @@ impl ApiError {
         Self::invalid_value(param, error.to_string())
     }
 
+    /// A conversation that no prompt can be made of.
+    pub(crate) fn conversation(error: &ConversationError, param: &str) -> Self {
+        match error {
+            ConversationError::Text(error) => Self::text(error, param),
+            ConversationError::Unsupported(what) => {
+                Self::invalid_value(param, format!("'{param}' cannot be read: {what}."))
+            }
+        }
+    }
+
     fn with_param(mut self, param: &str) -> Self {
         self.body = self.body.with_param(&shortened(param.to_owned()));
         self
@@ -305,8 +315,23 @@ impl ApiError {
         self.body.to_event()
     }
 
+    pub(crate) const fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// What went wrong, as OpenAI's clients read it.
+    pub(crate) const fn detail(&self) -> &ErrorDetail {
+        &self.body.error
+    }
+
     pub(crate) fn into_response(self) -> Response {
-        let mut response = Response::new(AnswerBody::new(full(self.body.to_json())));
+        let json = self.body.to_json();
+        self.into_response_of(json)
+    }
+
+    /// The answer with a body of another form than OpenAI's.
+    pub(crate) fn into_response_of(self, json: String) -> Response {
+        let mut response = Response::new(AnswerBody::new(full(json)));
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, super::JSON);

@@ -1,21 +1,24 @@
-//! The two generating paths: read, check, tokenise, submit, and answer whole or as a stream.
+//! The generating paths: read, check, tokenise, submit, and answer whole or as a stream.
 
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use http::HeaderValue;
 use keyway_clients::client::Client;
+use keyway_wire::headers::IGNORED;
 
 use super::answer::AnswerHead;
+use super::chunks::Chunks;
 use super::error::ApiError;
 use super::logprobs::Told;
 use super::prompt::PromptSource;
 use super::request::{Call, Endpoint};
 use super::running::{Running, Untold, outcome, usage_of};
-use super::stream::EventStream;
+use super::stream::{EventStream, Events};
 use super::work::{memory_of, read, work};
-use super::{App, BoxError, Response, data_parallel};
+use super::{App, BoxError, Response, data_parallel, json_response, messages};
 use crate::answer::output::TextOutput;
 use crate::answer::reader::Shown;
 use crate::engine::sampler::Sampling;
@@ -40,7 +43,10 @@ where
     let (mut response, room) = match begun {
         Ok((Begun::Whole(response), room)) => (response, room),
         Ok((Begun::Stream(call, running), room)) => {
-            (EventStream::new(&app, &call, running, guard).into_response(), room)
+            let mut response =
+                EventStream::new(events(&app, &call, running.len()), running, guard).into_response();
+            name_ignored(&mut response, &call);
+            (response, room)
         }
         Err(error) => {
             guard.set(error.outcome);
@@ -49,6 +55,26 @@ where
     };
     response.body_mut().keep(room);
     Ok(response)
+}
+
+/// How the endpoint tells a stream's pieces.
+fn events(app: &Arc<App>, call: &Call, choices: usize) -> Box<dyn Events> {
+    match call.endpoint {
+        Endpoint::Chat | Endpoint::Completion => Box::new(Chunks::new(app, call, choices)),
+        Endpoint::Messages => Box::new(messages::stream::MessageEvents::new(call)),
+    }
+}
+
+/// Says which fields were not acted on.
+fn name_ignored(response: &mut Response, call: &Call) {
+    if let Some(names) = ignored_header(&call.ignored) {
+        response.headers_mut().insert(IGNORED, names);
+    }
+}
+
+/// Names of fields that were not acted on, as the header tells them.
+pub(super) fn ignored_header(names: &[String]) -> Option<HeaderValue> {
+    HeaderValue::from_str(&names.join(", ")).ok().filter(|names| !names.is_empty())
 }
 
 enum Begun {
@@ -77,7 +103,9 @@ where
     if call.stream {
         return Ok((Begun::Stream(Box::new(call), running), room));
     }
-    Ok((Begun::Whole(whole(app, &call, running, guard).await?), room))
+    let mut response = whole(app, &call, running, guard).await?;
+    name_ignored(&mut response, &call);
+    Ok((Begun::Whole(response), room))
 }
 
 /// One choice's request to the engine, and the text side of its answer.
@@ -90,7 +118,7 @@ pub(crate) fn prepare(
     body: &[u8],
     turn: &mut Turn,
 ) -> Result<(Call, Vec<Prepared>), ApiError> {
-    let mut call = Call::parse(app, endpoint, body)?;
+    let mut call = Call::parse(app, endpoint, body, turn)?;
     let nothing = PromptSource::Prompts { prompts: Vec::new(), add_special: false, param: "prompt" };
     let prompts = std::mem::replace(&mut call.source, nothing).tokenize(
         &app.text,
@@ -173,6 +201,9 @@ async fn whole(
     let mut texts = vec![Shown::default(); running.len()];
     poll_fn(|context| poll_all(&mut running, &mut texts, context)).await?;
     guard.set(outcome(running.iter().filter_map(|r| r.output.finish)));
+    if let (Endpoint::Messages, [choice], [text]) = (call.endpoint, &running[..], &texts[..]) {
+        return Ok(json_response(&messages::answer::MessageHead::new(call).whole(choice, text)));
+    }
     let usage = usage_of(&running);
     let ids = call.wants_ids().then(|| running.first_mut().map(|choice| choice.untold.take_ids()));
     Ok(AnswerHead::new(app, call).whole(&mut running, &texts, usage, ids.flatten()))

@@ -48,6 +48,17 @@ const UNSUPPORTED: &[(&str, Neutral)] = &[
     ("tool_choice", Neutral::Text("none")),
 ];
 
+/// Fields of agents' requests without which the answer would be to something else.
+const INDISPENSABLE: &[(&str, Neutral)] =
+    &[("mcp_servers", Neutral::Empty), ("container", Neutral::Null), ("keyway", Neutral::Null)];
+
+/// Of [`UNSUPPORTED`], what agents' requests may have: a wish that the answer is none the worse without.
+const WISHES: &[&str] = &["verbosity", "reasoning_effort", "moderation", "kv_transfer_params"];
+
+/// Names of ignored fields that are told, at most, and bytes of each: they are a client's text.
+const IGNORED_MAX: usize = 32;
+const IGNORED_BYTES_MAX: usize = 64;
+
 /// The value of a field that asks for nothing; `null` always does.
 #[derive(Debug, Clone, Copy)]
 enum Neutral {
@@ -78,6 +89,8 @@ impl Neutral {
 #[derive(Debug)]
 pub(crate) struct Params {
     fields: Map<String, Value>,
+    /// Parts of taken fields that are not acted on.
+    ignored: Vec<String>,
 }
 
 impl Params {
@@ -93,7 +106,7 @@ impl Params {
     /// The fields of an object; `null` counts as absent.
     pub(crate) fn new(mut fields: Map<String, Value>) -> Self {
         fields.retain(|_, value| !value.is_null());
-        Self { fields }
+        Self { fields, ignored: Vec::new() }
     }
 
     /// Whether the field is there.
@@ -103,6 +116,16 @@ impl Params {
 
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
         self.fields.remove(name)
+    }
+
+    /// Has a field in this form, instead of the one that was taken.
+    pub(crate) fn put(&mut self, name: &str, value: Value) {
+        self.fields.insert(name.to_owned(), value);
+    }
+
+    /// Notes a part of a field that is not acted on.
+    pub(crate) fn ignore(&mut self, path: String) {
+        self.ignored.push(path);
     }
 
     pub(crate) fn take_bool(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
@@ -215,6 +238,28 @@ impl Params {
         })
     }
 
+    /// Ends the parsing of an agent's request: names the fields that are not acted on. Agents send what the
+    /// newest models know, and none of it may keep them from their answer, unless it decides what is asked.
+    pub(crate) fn finish_agents(self) -> Result<Vec<String>, ApiError> {
+        let Self { fields, mut ignored } = self;
+        for (name, value) in fields {
+            let name = name.as_str();
+            if HARMLESS.contains(&name) {
+                continue;
+            }
+            let known = UNSUPPORTED.iter().filter(|(known, _)| !WISHES.contains(known));
+            let refused = known.chain(INDISPENSABLE).find(|(known, _)| *known == name);
+            if refused.is_some_and(|(_, neutral)| !neutral.is(&value)) {
+                return Err(refusal(name));
+            }
+            ignored.push(name.to_owned());
+        }
+        let is_word = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+        ignored.retain(|name| name.len() <= IGNORED_BYTES_MAX && name.bytes().all(is_word));
+        ignored.truncate(IGNORED_MAX);
+        Ok(ignored)
+    }
+
     /// Ends the parsing: every field left must be harmless or ask for nothing.
     pub(crate) fn finish(self) -> Result<(), ApiError> {
         for (name, value) in &self.fields {
@@ -225,11 +270,7 @@ impl Params {
                 Some((_, neutral)) if neutral.is(value) => {}
                 // Without functions, letting the model choose is choosing none.
                 Some(("function_call", _)) if *value == "auto" => {}
-                Some(_) => {
-                    let message =
-                        format!("This worker does not support '{name}' with this value. Leave it out.");
-                    return Err(ApiError::unsupported(name, message));
-                }
+                Some(_) => return Err(refusal(name)),
                 None => {
                     return Err(ApiError::unsupported(
                         name,
@@ -240,6 +281,11 @@ impl Params {
         }
         Ok(())
     }
+}
+
+fn refusal(name: &str) -> ApiError {
+    let message = format!("This worker does not support '{name}' with this value. Leave it out.");
+    ApiError::unsupported(name, message)
 }
 
 /// A value's type, for error messages.

@@ -1,7 +1,7 @@
 //! Messages or prompts to token ids. Not their lengths' limits, which depend on the rest of the request.
 
 use keyway_text::memory::TOKENIZE_BYTES_EACH;
-use keyway_text::{RenderOptions, TextError, TextModel};
+use keyway_text::{Conversation, ConversationError, PromptText, RenderOptions, TextError, TextModel};
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
@@ -70,6 +70,28 @@ impl PromptSource {
             one => vec![one_prompt(one, name, vocab_size)?],
         };
         Ok(Self::Prompts { prompts, add_special, param: name })
+    }
+
+    /// Renders the conversation of the field `param`, as another API than chats' has it.
+    pub(super) fn conversation(
+        text: &TextModel,
+        conversation: Conversation<'_>,
+        param: &'static str,
+        max_tokens: Option<usize>,
+        turn: &Turn,
+    ) -> Result<Self, ApiError> {
+        let bound = TextBound::of(text, max_tokens, turn);
+        let wrong = |what: String| Err(ApiError::invalid_value(param, what));
+        match conversation.render(&text.template, bound.bytes) {
+            Ok(PromptText::Whole { text, add_special }) => {
+                Ok(Self::Prompts { prompts: vec![Prompt::Text(text)], add_special, param })
+            }
+            Ok(PromptText::Beginning(_)) => {
+                wrong(format!("'{param}' must hold text alone: this model reads nothing else."))
+            }
+            Err(ConversationError::Text(TextError::TooLong)) => Err(bound.exceeded(param)),
+            Err(error) => Err(ApiError::conversation(&error, param)),
+        }
     }
 
     /// Prompts it comes to.
@@ -163,20 +185,38 @@ fn rendered(
     max_tokens: Option<usize>,
     turn: &Turn,
 ) -> Result<Prompt, ApiError> {
-    // Of a short body the text is short: not worth looking through the vocabulary.
-    let fits = |tokens: usize| Some(tokens.saturating_mul(text.tokenizer.longest_token()?));
-    let most = max_tokens.filter(|_| turn.is_long()).and_then(fits);
-    let memory = turn.text_bytes_max();
-    options.bytes_max = most.unwrap_or(usize::MAX).min(memory);
+    let bound = TextBound::of(text, max_tokens, turn);
+    options.bytes_max = bound.bytes;
     match text.template.render(messages, &options) {
         Ok(text) => Ok(Prompt::Text(text)),
-        Err(TextError::TooLong) => Err(match max_tokens {
-            Some(max) if most.is_some_and(|most| most <= memory) => {
-                ApiError::too_many_tokens(max, "messages")
-            }
-            _ => ApiError::text_too_large(memory),
-        }),
+        Err(TextError::TooLong) => Err(bound.exceeded("messages")),
         Err(error) => Err(ApiError::text(&error, "messages")),
+    }
+}
+
+/// How long a rendered text may be.
+#[derive(Debug, Clone, Copy)]
+struct TextBound {
+    bytes: usize,
+    /// Tokens that do not leave room for more text; otherwise memory does not.
+    tokens: Option<usize>,
+}
+
+impl TextBound {
+    fn of(text: &TextModel, max_tokens: Option<usize>, turn: &Turn) -> Self {
+        // Of a short body the text is short: not worth looking through the vocabulary.
+        let fits = |tokens: usize| Some(tokens.saturating_mul(text.tokenizer.longest_token()?));
+        let most = max_tokens.filter(|_| turn.is_long()).and_then(fits);
+        let memory = turn.text_bytes_max();
+        let tokens = max_tokens.filter(|_| most.is_some_and(|most| most <= memory));
+        Self { bytes: most.unwrap_or(usize::MAX).min(memory), tokens }
+    }
+
+    fn exceeded(self, param: &'static str) -> ApiError {
+        match self.tokens {
+            Some(max) => ApiError::too_many_tokens(max, param),
+            None => ApiError::text_too_large(self.bytes),
+        }
     }
 }
 

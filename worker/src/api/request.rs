@@ -13,7 +13,7 @@ use super::prompt::PromptSource;
 use super::sampling::{take_rules, take_sampling};
 use super::shape::Shape;
 use super::tools::Tools;
-use super::{App, constraint};
+use super::{App, constraint, messages};
 use crate::answer::reader::{ReadOptions, opens_thoughts};
 use crate::answer::stop::StopStrings;
 use crate::engine::grammar::{Form, Grammar};
@@ -21,18 +21,53 @@ use crate::engine::sampler::Sampling;
 use crate::engine::sequence::GenerationRequest;
 use crate::engine::token_rules::TokenRules;
 use crate::limits::{PROMPTS_PER_REQUEST_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
+use crate::request_memory::Turn;
 
 /// OpenAI's default for `/v1/completions`.
 const COMPLETION_MAX_TOKENS: usize = 16;
 
-/// Which of the two generating paths.
+/// Which of the generating paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Endpoint {
     Chat,
     Completion,
+    /// Anthropic's.
+    Messages,
 }
 
-/// A checked chat or completion request, its prompts not rendered or tokenised yet.
+impl Endpoint {
+    pub(crate) fn at(path: &str) -> Option<Self> {
+        match path {
+            "/v1/chat/completions" => Some(Self::Chat),
+            "/v1/completions" => Some(Self::Completion),
+            "/v1/messages" => Some(Self::Messages),
+            _ => None,
+        }
+    }
+
+    /// Whether it is one of those that agents use, and whose conversations are not written as chats are.
+    pub(crate) const fn is_of_agents(self) -> bool {
+        matches!(self, Self::Messages)
+    }
+
+    /// The field with the prompt.
+    const fn noun(self) -> &'static str {
+        match self {
+            Self::Chat | Self::Messages => "messages",
+            Self::Completion => "prompt",
+        }
+    }
+
+    /// The field with the stop strings.
+    const fn stops(self) -> &'static str {
+        match self {
+            Self::Chat | Self::Completion => "stop",
+            Self::Messages => "stop_sequences",
+        }
+    }
+}
+
+/// A checked request, its prompts not tokenised yet. Only those of agents are rendered.
 #[derive(Debug)]
 pub(crate) struct Call {
     pub(crate) endpoint: Endpoint,
@@ -56,36 +91,38 @@ pub(crate) struct Call {
     priority: i64,
     /// Present if the answer shall carry token ids.
     extension: Option<RequestExtension>,
+    /// Names of fields that are not acted on, where that is no error.
+    pub(crate) ignored: Vec<String>,
 }
 
 impl Call {
     /// Reads a request's body.
-    pub(crate) fn parse(app: &App, endpoint: Endpoint, body: &[u8]) -> Result<Self, ApiError> {
+    pub(crate) fn parse(app: &App, endpoint: Endpoint, body: &[u8], turn: &Turn) -> Result<Self, ApiError> {
         let mut params = Params::parse(body)?;
         let model = app.model.named_in(&mut params)?;
         let vocab_size = app.model.vocab_size;
-        let mut tools = match endpoint {
-            Endpoint::Chat => Tools::take(&mut params)?,
-            Endpoint::Completion => Tools::default(),
-        };
-        let source = match endpoint {
-            Endpoint::Chat => PromptSource::chat(&mut params, tools.definitions.take())?,
-            Endpoint::Completion => PromptSource::completion(&mut params, vocab_size)?,
+        let (source, tools) = match endpoint {
+            Endpoint::Chat => {
+                let mut tools = Tools::take(&mut params)?;
+                (PromptSource::chat(&mut params, tools.definitions.take())?, tools)
+            }
+            Endpoint::Completion => (PromptSource::completion(&mut params, vocab_size)?, Tools::default()),
+            Endpoint::Messages => messages::request::take(app, &mut params, body, turn)?,
         };
         let (stream, shape) = Shape::take(&mut params, endpoint)?;
         check_choices(&source, shape.n)?;
-        let extension = take_extension(&mut params, vocab_size)?;
+        let extension = if endpoint.is_of_agents() { None } else { take_extension(&mut params, vocab_size)? };
         let mut sampling = take_sampling(&mut params, app)?;
         if let Some(seed) = extension.as_ref().and_then(|extension| extension.seed) {
             sampling.seed = seed;
         }
         let rules = take_rules(&mut params, app)?;
-        let call = Self {
+        let mut call = Self {
             endpoint,
             model,
             source,
             stream,
-            stops: take_stops(&mut params, rules.min_tokens)?,
+            stops: take_stops(&mut params, endpoint.stops(), rules.min_tokens)?,
             max_tokens: take_max_tokens(&mut params, usize::from(!shape.may_be_empty()))?,
             shape,
             tools,
@@ -98,8 +135,13 @@ impl Call {
             salt: params.take_string("cache_salt")?.unwrap_or_default(),
             priority: params.take_integer("priority", i64::MIN)?.unwrap_or(0),
             extension,
+            ignored: Vec::new(),
         };
-        params.finish()?;
+        if endpoint.is_of_agents() {
+            call.ignored = params.finish_agents()?;
+        } else {
+            params.finish()?;
+        }
         call.check_extension()?;
         Ok(call)
     }
@@ -152,8 +194,8 @@ impl Call {
     /// What is told apart in the answer's text.
     pub(crate) fn read_options(&self, app: &App) -> ReadOptions {
         let options = match self.endpoint {
-            Endpoint::Chat => ReadOptions::chat(app.formats),
             Endpoint::Completion => ReadOptions::default(),
+            _ => ReadOptions::chat(app.formats),
         };
         ReadOptions {
             functions: self.tools.callable.clone(),
@@ -167,9 +209,9 @@ impl Call {
     fn grammar(&self, app: &App, prompt: &[u32]) -> Result<Option<Grammar>, ApiError> {
         let read = |prompt: &[u32]| opens_thoughts(&app.text, prompt).map_err(ApiError::internal);
         let form = match self.endpoint {
-            Endpoint::Chat => constraint::whole_form(app, self.form.as_ref(), &self.tools, read(prompt)?)
-                .map_err(ApiError::bad_form)?,
             Endpoint::Completion => self.form.clone(),
+            _ => constraint::whole_form(app, self.form.as_ref(), &self.tools, read(prompt)?)
+                .map_err(ApiError::bad_form)?,
         };
         let Some(form) = form else { return Ok(None) };
         if let Some(grammar) = self.compiled.get() {
@@ -184,11 +226,11 @@ impl Call {
 
     /// What the engine is asked for, once a prompt's ids are known; checks that they fit the context.
     pub(crate) fn request(&self, app: &App, prompt: Vec<u32>) -> Result<GenerationRequest, ApiError> {
-        let (noun, default) = match self.endpoint {
-            Endpoint::Chat => ("messages", app.defaults.max_new_tokens),
-            Endpoint::Completion => ("prompt", Some(COMPLETION_MAX_TOKENS)),
+        let default = match self.endpoint {
+            Endpoint::Completion => Some(COMPLETION_MAX_TOKENS),
+            _ => app.defaults.max_new_tokens,
         };
-        let room = app.model.room_behind(&prompt, self.max_tokens, noun)?;
+        let room = app.model.room_behind(&prompt, self.max_tokens, self.endpoint.noun())?;
         let max_tokens = self.max_tokens.or(default).unwrap_or(room).min(room);
         let output_ids = self.extension.as_ref().and_then(|e| e.output_ids.clone()).unwrap_or_default();
         let ends = |id: &u32| {
@@ -251,32 +293,34 @@ fn take_extension(params: &mut Params, vocab_size: usize) -> Result<Option<Reque
     Ok(Some(RequestExtension { seed, output_ids, emitted_bytes }))
 }
 
-fn take_stops(params: &mut Params, min_tokens: usize) -> Result<StopStrings, ApiError> {
+fn take_stops(params: &mut Params, name: &'static str, min_tokens: usize) -> Result<StopStrings, ApiError> {
     let shown = params.take_bool("include_stop_str_in_output")?.unwrap_or(false);
-    Ok(StopStrings { texts: take_stop_texts(params)?, shown, min_tokens })
+    Ok(StopStrings { texts: take_stop_texts(params, name)?, shown, min_tokens })
 }
 
-fn take_stop_texts(params: &mut Params) -> Result<Vec<String>, ApiError> {
-    let wrong = |what: String| Err(ApiError::invalid_value("stop", what));
-    let stops = match params.take("stop") {
+fn take_stop_texts(params: &mut Params, name: &'static str) -> Result<Vec<String>, ApiError> {
+    let wrong = |what: String| Err(ApiError::invalid_value(name, what));
+    let stops = match params.take(name) {
         None => return Ok(Vec::new()),
         Some(Value::String(stop)) => vec![Value::String(stop)],
         Some(Value::Array(stops)) => stops,
         Some(other) => {
-            return wrong(format!("'stop' must be a string or an array of strings, not {}.", kind(&other)));
+            return wrong(format!("'{name}' must be a string or an array of strings, not {}.", kind(&other)));
         }
     };
     if stops.len() > STOP_STRINGS_MAX {
-        return wrong(format!("'stop' holds {} strings; the most is {STOP_STRINGS_MAX}.", stops.len()));
+        return wrong(format!("'{name}' holds {} strings; the most is {STOP_STRINGS_MAX}.", stops.len()));
     }
     let mut texts = Vec::with_capacity(stops.len());
     for stop in stops {
         match stop {
             Value::String(text) if (1..=STOP_STRING_BYTES_MAX).contains(&text.len()) => texts.push(text),
             Value::String(_) => {
-                return wrong(format!("Each 'stop' string must have 1 to {STOP_STRING_BYTES_MAX} bytes."));
+                return wrong(format!(
+                    "Each string of '{name}' must have 1 to {STOP_STRING_BYTES_MAX} bytes."
+                ));
             }
-            other => return wrong(format!("'stop' must hold strings, not {}.", kind(&other))),
+            other => return wrong(format!("'{name}' must hold strings, not {}.", kind(&other))),
         }
     }
     Ok(texts)

@@ -32,20 +32,18 @@ impl Shape {
     /// Whether the answer is streamed, and what it holds.
     pub(super) fn take(params: &mut Params, endpoint: Endpoint) -> Result<(bool, Self), ApiError> {
         let (stream, include_usage, continuous_usage) = take_stream(params)?;
+        if endpoint.is_of_agents() {
+            return Ok((stream, Self::plain()));
+        }
         let n = params.take_bounded("n", 1, CHOICES_MAX)?.unwrap_or(1);
-        let echo = match endpoint {
-            Endpoint::Chat => false,
-            Endpoint::Completion => params.take_bool("echo")?.unwrap_or(false),
-        };
-        if endpoint == Endpoint::Completion {
+        let is_chat = endpoint != Endpoint::Completion;
+        let echo = !is_chat && params.take_bool("echo")?.unwrap_or(false);
+        if !is_chat {
             take_best_of(params, n)?;
         }
         let shape = Self {
             n,
-            logprobs: match endpoint {
-                Endpoint::Chat => take_chat_logprobs(params)?,
-                Endpoint::Completion => take_completion_logprobs(params)?,
-            },
+            logprobs: if is_chat { take_chat_logprobs(params)? } else { take_completion_logprobs(params)? },
             prompt_logprobs: params.take_bounded("prompt_logprobs", 0, TOP_LOGPROBS_MAX)?,
             echo,
             token_ids: params.take_bool("return_token_ids")?.unwrap_or(false),
@@ -58,6 +56,20 @@ impl Shape {
             return Err(ApiError::invalid_value("prompt_logprobs", what));
         }
         Ok((stream, shape))
+    }
+
+    /// What the answers of agents' APIs hold: one text, and its usage always.
+    pub(super) const fn plain() -> Self {
+        Self {
+            n: 1,
+            logprobs: None,
+            prompt_logprobs: None,
+            echo: false,
+            token_ids: false,
+            tokens_as_ids: false,
+            include_usage: true,
+            continuous_usage: false,
+        }
     }
 
     /// Whether an answer without a token makes sense.

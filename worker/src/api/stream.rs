@@ -1,21 +1,20 @@
-//! An answer as server-sent events. Each poll sends what all choices have by then; the end is `[DONE]`, or,
-//! if the engine fails, an error event and a broken body, never both.
+//! An answer as server-sent events. Each poll sends what all choices have by then. How an API tells its
+//! pieces is a [`Events`]: `chunks.rs` and `messages/stream.rs`. If the engine fails, the stream ends with an
+//! error event and a broken body, and never has its proper end.
 
+use std::fmt::Debug;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::{HeaderValue, header};
 use http_body::Frame;
-use keyway_wire::extension::AnswerExtension;
+use serde::Serialize;
 
-use super::answer::{AnswerHead, Piece, UsageField};
+use super::Response;
 use super::answer_body::AnswerBody;
 use super::error::ApiError;
-use super::request::{Call, Endpoint};
-use super::running::{Running, outcome, usage_of};
-use super::{App, Response};
+use super::running::{Running, outcome};
 use crate::answer::reader::Shown;
 use crate::metrics::{Outcome, RequestGuard};
 
@@ -24,23 +23,34 @@ use crate::metrics::{Outcome, RequestGuard};
 #[error("the stream failed after it began")]
 pub(crate) struct StreamFailed;
 
+/// How an API tells a stream's pieces.
+pub(super) trait Events: Debug + Send {
+    /// Appends what can be told before the first token.
+    fn begin(&mut self, _out: &mut Vec<u8>) {}
+
+    /// Appends what choice `index` says, often nothing; its last piece comes once its output is finished.
+    fn say(&mut self, out: &mut Vec<u8>, choices: &mut [Running], index: usize, text: Shown);
+
+    /// Appends the stream's end, once every choice has its own.
+    fn end(&mut self, out: &mut Vec<u8>, choices: &mut [Running]);
+
+    /// Appends the error that breaks the stream.
+    fn fail(&mut self, out: &mut Vec<u8>, error: &ApiError);
+}
+
 /// The body of a streamed answer.
 #[derive(Debug)]
 pub(crate) struct EventStream {
-    head: AnswerHead,
+    events: Box<dyn Events>,
     choices: Vec<Running>,
-    /// Whose first chunk is still to come, and is the one that names the role.
-    roles_due: Vec<bool>,
-    include_usage: bool,
-    continuous_usage: bool,
-    /// Whether chunks carry the worker extension.
-    with_ids: bool,
     guard: RequestGuard,
     state: State,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
+    /// Nothing was told yet.
+    Opening,
     Running,
     Done,
     /// The error's event is given away, not yet sent.
@@ -49,17 +59,8 @@ enum State {
 }
 
 impl EventStream {
-    pub(crate) fn new(app: &Arc<App>, call: &Call, choices: Vec<Running>, guard: RequestGuard) -> Self {
-        Self {
-            head: AnswerHead::new(app, call),
-            roles_due: vec![call.endpoint == Endpoint::Chat && !call.resumes(); choices.len()],
-            choices,
-            include_usage: call.shape.include_usage,
-            continuous_usage: call.shape.continuous_usage,
-            with_ids: call.wants_ids(),
-            guard,
-            state: State::Running,
-        }
+    pub(super) fn new(events: Box<dyn Events>, choices: Vec<Running>, guard: RequestGuard) -> Self {
+        Self { events, choices, guard, state: State::Opening }
     }
 
     pub(crate) fn into_response(self) -> Response {
@@ -75,53 +76,15 @@ impl EventStream {
         loop {
             let Poll::Ready(text) = self.choices[index].poll_text(context)? else { return Ok(()) };
             let Some(text) = text else { return Ok(()) };
-            if std::mem::take(&mut self.roles_due[index]) {
-                let no_ids = self.with_ids.then(AnswerExtension::default);
-                self.write(out, index, Piece::Role, no_ids);
-            }
-            if self.choices[index].output.finish.is_none() {
-                if !text.is_empty() {
-                    let keyway = self.take_ids(index);
-                    self.write(out, index, Piece::Text(&text), keyway);
-                }
-                continue;
-            }
-            let mut rest = text;
-            // With ids, text and end come in one chunk, so that a stream is never broken between the two.
-            if !self.with_ids && !rest.is_empty() {
-                self.write(out, index, Piece::Text(&rest), None);
-                rest = Shown::default();
-            }
-            let keyway = self.take_ids(index);
-            self.write(out, index, Piece::End(&rest), keyway);
+            self.events.say(out, &mut self.choices, index, text);
         }
-    }
-
-    fn take_ids(&mut self, index: usize) -> Option<AnswerExtension> {
-        self.with_ids.then(|| self.choices[index].untold.take_ids())
-    }
-
-    fn write(&mut self, out: &mut Vec<u8>, index: usize, piece: Piece<'_>, keyway: Option<AnswerExtension>) {
-        let usage = if self.continuous_usage {
-            UsageField::Counts(usage_of(&self.choices))
-        } else if self.include_usage {
-            UsageField::Null(())
-        } else {
-            UsageField::Absent
-        };
-        self.head.write_piece(out, index, piece, &mut self.choices[index], usage, keyway);
     }
 
     /// Appends the stream's end, once every choice has its own.
     fn end(&mut self, out: &mut Vec<u8>) {
         let finishes: Option<Vec<_>> = self.choices.iter().map(|c| c.output.finish).collect();
         let Some(finishes) = finishes else { return };
-        if self.include_usage {
-            let usage = usage_of(&self.choices);
-            let keyway = self.take_ids(0);
-            self.head.write_usage(out, usage, keyway);
-        }
-        out.extend_from_slice(b"data: [DONE]\n\n");
+        self.events.end(out, &mut self.choices);
         self.guard.set(outcome(finishes.into_iter()));
         self.state = State::Done;
     }
@@ -137,7 +100,7 @@ impl http_body::Body for EventStream {
     ) -> Poll<Option<Result<Frame<Bytes>, StreamFailed>>> {
         let this = self.get_mut();
         match this.state {
-            State::Running => {}
+            State::Opening | State::Running => {}
             State::Done => return Poll::Ready(None),
             State::Failing => {
                 // A body that breaks at once takes with it what the connection has not written: let it write.
@@ -148,11 +111,15 @@ impl http_body::Body for EventStream {
             State::Failed => return Poll::Ready(Some(Err(StreamFailed))),
         }
         let mut out = Vec::new();
+        if this.state == State::Opening {
+            this.events.begin(&mut out);
+            this.state = State::Running;
+        }
         let drained = (0..this.choices.len()).try_for_each(|i| this.drain(i, context, &mut out));
         match drained {
             Ok(()) => this.end(&mut out),
             Err(error) => {
-                out.extend_from_slice(error.to_event().as_bytes());
+                this.events.fail(&mut out, &error);
                 this.guard.set(Outcome::Error);
                 this.choices.clear();
                 this.state = State::Failing;
@@ -164,4 +131,19 @@ impl http_body::Body for EventStream {
     fn is_end_stream(&self) -> bool {
         self.state == State::Done
     }
+}
+
+/// Appends an event that has a name, as agents' APIs name theirs.
+pub(super) fn write_named(out: &mut Vec<u8>, name: &str, data: &impl Serialize) {
+    out.extend_from_slice(b"event: ");
+    out.extend_from_slice(name.as_bytes());
+    out.push(b'\n');
+    write_event(out, data);
+}
+
+pub(super) fn write_event(out: &mut Vec<u8>, data: &impl Serialize) {
+    out.extend_from_slice(b"data: ");
+    // Writing plain structs to memory cannot fail.
+    let _ = serde_json::to_writer(&mut *out, data);
+    out.extend_from_slice(b"\n\n");
 }

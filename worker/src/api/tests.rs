@@ -1,5 +1,7 @@
 //! The interface over an engine that fails: what clients see when it is not their fault.
 
+pub(super) mod scripted;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -56,23 +58,28 @@ fn app(steps: usize) -> Arc<App> {
 
 /// The same, whose steps fail while they are told to.
 fn app_that_fails(steps: usize, is_failing: &Arc<AtomicBool>) -> Arc<App> {
+    let backend = Failing { steps_left: steps, is_failing: Arc::clone(is_failing) };
+    app_over(Box::new(backend), TextModel::builtin())
+}
+
+/// The interface over a backend, with its vocabulary of 320 ids.
+fn app_over(backend: Box<dyn Backend>, text: TextModel) -> Arc<App> {
     let info = StaticInfo { model: "m", numerics_id: "n", block_size: 16, num_blocks: 8 };
     let metrics = Arc::new(Metrics::new(&info).unwrap());
-    let limits = StepLimits { max_batched_tokens: 64, max_running: 4 };
+    let limits = StepLimits { max_batched_tokens: 4096, max_running: 4 };
     let options =
         EngineOptions { limits, eos_token_ids: vec![256], suppress_token_ids: Vec::new(), step_ahead: true };
-    let backend = Failing { steps_left: steps, is_failing: Arc::clone(is_failing) };
-    let spawned = spawn(Box::new(backend), options, Arc::clone(&metrics)).unwrap();
+    let max_model_len = backend.num_blocks() * backend.block_size();
+    let spawned = spawn(backend, options, Arc::clone(&metrics)).unwrap();
     let names = vec!["m".to_owned()];
     let model = ServedModel {
         names,
-        max_model_len: 128,
+        max_model_len,
         vocab_size: 320,
         eos_token_ids: vec![256],
         numerics_id: "n".to_owned(),
         created: 0,
     };
-    let text = TextModel::builtin();
     let formats = Formats::of(&text, None, None);
     let grammars = GrammarCompiler::new(Arc::clone(&text.tokenizer), 320, vec![256]);
     Arc::new(App {

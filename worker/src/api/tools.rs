@@ -48,11 +48,7 @@ impl Tools {
                 return Err(ApiError::invalid_value("tools", what));
             }
         };
-        let functions = definitions
-            .iter()
-            .enumerate()
-            .map(|(i, tool)| function(i, tool))
-            .collect::<Result<Vec<_>, _>>()?;
+        let functions = functions(&definitions, CHAT_NAMING)?;
         let choice = take_choice(params, &functions)?;
         let parallel = params.take_bool("parallel_tool_calls")?.unwrap_or(true);
         if functions.is_empty() {
@@ -62,6 +58,14 @@ impl Tools {
         // Checked above.
         let definitions = keyway_text::chat_tools(definitions).map_err(|_| no_function())?;
         Ok(Self { definitions: Some(Value::Array(definitions)), callable, choice, parallel })
+    }
+
+    /// Of functions that a conversation tells the model of, in the form of chats.
+    pub(super) fn told(definitions: &[Value], choice: ToolChoice, parallel: bool) -> Result<Self, ApiError> {
+        let functions = functions(definitions, AGENTS_NAMING)?;
+        let choice = choice.among(&functions)?;
+        let callable = if choice == ToolChoice::Never { Arc::from([]) } else { Arc::from(functions) };
+        Ok(Self { definitions: None, callable, choice, parallel })
     }
 
     /// Whether the answer must hold calls, which takes a grammar.
@@ -74,7 +78,43 @@ fn no_function() -> ApiError {
     ApiError::invalid_value("tools", "'tools' must hold functions: this worker knows no other tools")
 }
 
-fn function(i: usize, tool: &Value) -> Result<Function, ApiError> {
+impl ToolChoice {
+    /// The choice, if there are functions for it.
+    fn among(self, functions: &[Function]) -> Result<Self, ApiError> {
+        let wrong = |what: &str| Err(ApiError::invalid_value("tool_choice", what));
+        match &self {
+            Self::Auto if functions.is_empty() => Ok(Self::Never),
+            Self::Required | Self::Named(_) if functions.is_empty() => {
+                wrong("'tool_choice' needs 'tools' to choose from.")
+            }
+            Self::Named(name) if functions.iter().all(|function| function.name != *name) => {
+                wrong("'tool_choice' must name one of 'tools'.")
+            }
+            _ => Ok(self),
+        }
+    }
+}
+
+/// How an API names its functions.
+#[derive(Debug, Clone, Copy)]
+struct Naming {
+    /// Before a field of a function, in messages.
+    within: &'static str,
+    bytes_max: usize,
+}
+
+/// OpenAI's rule.
+const CHAT_NAMING: Naming = Naming { within: ".function", bytes_max: 64 };
+
+/// Anthropic's rule, and room for the name of a namespace.
+const AGENTS_NAMING: Naming = Naming { within: "", bytes_max: 128 };
+
+fn functions(definitions: &[Value], naming: Naming) -> Result<Vec<Function>, ApiError> {
+    definitions.iter().enumerate().map(|(i, tool)| function(i, tool, naming)).collect()
+}
+
+fn function(i: usize, tool: &Value, naming: Naming) -> Result<Function, ApiError> {
+    let Naming { within, bytes_max } = naming;
     let wrong = |field: &str, what: &str| {
         let param = format!("tools[{i}]{field}");
         ApiError::invalid_value(&param, format!("'{param}' must be {what}."))
@@ -83,20 +123,22 @@ fn function(i: usize, tool: &Value) -> Result<Function, ApiError> {
         return Err(wrong(".type", "\"function\": this worker knows no other tools"));
     }
     let function = &tool["function"];
-    let name = function["name"].as_str().filter(|name| is_name(name));
-    let name = name.ok_or_else(|| wrong(".function.name", "1 to 64 letters, digits, _, . or -"))?;
+    let name = function["name"].as_str().filter(|name| name.len() <= bytes_max && is_name(name));
+    let name = name.ok_or_else(|| {
+        wrong(&format!("{within}.name"), &format!("1 to {bytes_max} letters, digits, _, . or -"))
+    })?;
     let parameters = match &function["parameters"] {
         Value::Null => serde_json::json!({"type": "object", "properties": {}}),
         Value::Object(_) => function["parameters"].clone(),
-        _ => return Err(wrong(".function.parameters", "a JSON schema, which is an object")),
+        _ => return Err(wrong(&format!("{within}.parameters"), "a JSON schema, which is an object")),
     };
     Ok(Function { name: name.to_owned(), parameters })
 }
 
-/// OpenAI's rule, with the dot that engines' clients use.
+/// Letters as OpenAI and Anthropic have them, with the dot that engines' clients use.
 fn is_name(name: &str) -> bool {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.');
-    (1..=64).contains(&name.len()) && name.bytes().all(allowed)
+    !name.is_empty() && name.bytes().all(allowed)
 }
 
 fn take_choice(params: &mut Params, functions: &[Function]) -> Result<ToolChoice, ApiError> {

@@ -106,9 +106,10 @@ pub(super) fn memory_of(value: &Value) -> usize {
     2 * size_of::<Value>() + more
 }
 
-/// Whether a body names a field for whose sake a grammar may be compiled.
+/// Whether a body names a field, or a format in one, for whose sake a grammar may be compiled.
 fn may_ask_for_a_form(body: &[u8]) -> bool {
-    const FIELDS: [&str; 4] = ["response_format", "guided_", "structured_outputs", "tool_choice"];
+    const FIELDS: [&str; 6] =
+        ["response_format", "guided_", "structured_outputs", "tool_choice", "json_schema", "json_object"];
     // An escape may hide a letter of a field's name.
     std::str::from_utf8(body)
         .is_ok_and(|body| body.contains("\\u") || FIELDS.iter().any(|field| body.contains(field)))

@@ -15,6 +15,7 @@ mod expert_parallel;
 mod families;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 mod gpu;
+mod messages;
 mod process;
 mod reasoning;
 mod resume;
