@@ -15,6 +15,7 @@ mod model;
 mod params;
 mod prompt;
 mod request;
+mod responses;
 mod running;
 mod sampling;
 mod shape;
@@ -42,6 +43,7 @@ use self::error::ApiError;
 pub(crate) use self::generate::prepare;
 pub(crate) use self::model::ServedModel;
 pub(crate) use self::request::Endpoint;
+pub(crate) use self::responses::store::ResponseStore;
 use self::stream::StreamFailed;
 use crate::answer::answer_format::Formats;
 use crate::engine::engines::Engines;
@@ -75,6 +77,7 @@ pub(crate) struct App {
     /// Where each engine's KV events are, by its rank.
     pub(crate) kv_events: Vec<BoundAddrs>,
     pub(crate) clients: ClientBounds,
+    pub(crate) responses: ResponseStore,
 }
 
 /// Answers one request of this client.
@@ -138,16 +141,25 @@ where
             allow(&request, &[Method::GET, Method::HEAD])?;
             get(&app, &path)?
         }
-        _ => match path.strip_prefix("/v1/models/") {
-            Some(name) if app.model.is_named(name) => {
-                allow(&request, &[Method::GET, Method::HEAD])?;
-                json_response(&app.model.card(name))
-            }
-            Some(name) => return Err(ApiError::model_not_found(name, app.model.name())),
-            None => return Err(ApiError::unknown_path(request.method(), &path)),
-        },
+        _ => named(&app, &request, &path)?,
     };
     Ok(answer)
+}
+
+/// Answers on a path that ends with a name.
+fn named<B>(app: &Arc<App>, request: &http::Request<B>, path: &str) -> Result<Response, ApiError> {
+    if let Some(id) = path.strip_prefix("/v1/responses/") {
+        allow(request, &[Method::GET, Method::HEAD, Method::DELETE])?;
+        return responses::kept(app, request.method(), id);
+    }
+    match path.strip_prefix("/v1/models/") {
+        Some(name) if app.model.is_named(name) => {
+            allow(request, &[Method::GET, Method::HEAD])?;
+            Ok(json_response(&app.model.card(name)))
+        }
+        Some(name) => Err(ApiError::model_not_found(name, app.model.name())),
+        None => Err(ApiError::unknown_path(request.method(), path)),
+    }
 }
 
 fn allow<B>(request: &http::Request<B>, methods: &[Method]) -> Result<(), ApiError> {

@@ -8,7 +8,7 @@ use keyway_text::TextError;
 use serde_json::Value;
 
 use crate::answer::answer_format::Formats;
-use crate::api::{App, Endpoint, ServedModel, prepare};
+use crate::api::{App, Endpoint, ResponseStore, ServedModel, prepare};
 use crate::engine::engines::Engines;
 use crate::engine::generation_config::GenerationConfig;
 use crate::engine::grammar::{Broken, Grammar, GrammarCompiler, Next};
@@ -63,6 +63,7 @@ impl Requests {
             model,
             memory: Arc::new(RequestMemory::new(memory)),
             clients: ClientBounds::default(),
+            responses: ResponseStore::default(),
             kv_events: Vec::new(),
         };
         Ok(Self { app: Arc::new(app) })

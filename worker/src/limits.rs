@@ -145,6 +145,11 @@ pub(crate) const STOP_STRINGS_MAX: usize = 16;
 /// Bytes of one `stop` string, which is also how much text may be withheld.
 pub(crate) const STOP_STRING_BYTES_MAX: usize = 1024;
 
+/// Answers of `/v1/responses` that are kept, for conversations to go on from, and their bytes together. A
+/// conversation of 10^5 tokens takes a megabyte, its items and its answer, anew with each turn.
+pub(crate) const STORED_RESPONSES_MAX: usize = 1024;
+pub(crate) const STORED_RESPONSES_BYTES_MAX: usize = 64 << 20;
+
 /// Connections served at once; more wait in the kernel's backlog. Each costs a task and its buffers, about 30
 /// KiB; one whose head grows to the largest, 128 KiB more.
 pub(crate) const CONNECTIONS_MAX: usize = 4096;

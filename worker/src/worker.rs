@@ -22,7 +22,7 @@ use tokio::sync::{Notify, oneshot};
 pub use error::{OptionsError, StartError};
 
 use crate::answer::answer_format::{CallFormat, Formats, ReasoningFormat};
-use crate::api::{App, ServedModel};
+use crate::api::{App, ResponseStore, ServedModel};
 use crate::device::DeviceChoice;
 use crate::engine::backend::Backend;
 use crate::engine::block_manager::CacheChange;
@@ -211,14 +211,14 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
         num_blocks: kv.num_blocks,
     };
     let started = engines::start(backends, &engine_options, &static_info, publishers)?;
-    let handles = started.handles;
     let request_memory =
         options.request_memory.unwrap_or_else(|| request_memory::default_bytes(max_model_len));
     let app = Arc::new(App {
         memory: Arc::new(RequestMemory::new(request_memory)),
         clients: options.clients,
+        responses: ResponseStore::default(),
         kv_events: kv_events.clone(),
-        engines: Engines::new(handles.clone()),
+        engines: Engines::new(started.handles.clone()),
         grammars: GrammarCompiler::new(Arc::clone(&text.tokenizer), info.vocab_size, eos_token_ids.clone()),
         formats: Formats::of(&text, options.reasoning_format, options.call_format),
         text,
@@ -237,7 +237,7 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
     let server = tokio::spawn(server::serve(listener, app, shutdown_asked));
     log_ready(addr, &model_name, &info, kv, max_model_len);
     engines::log_kv_events(&kv_events);
-    let (engines, engine_stopped) = (started.threads, started.stopped);
+    let (engines, engine_stopped, handles) = (started.threads, started.stopped, started.handles);
     Ok(RunningWorker { addr, model_name, shutdown, server, engines, engine_stopped, handles, kv_events })
 }
 

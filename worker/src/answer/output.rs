@@ -35,6 +35,8 @@ pub(crate) struct TextOutput {
     /// Tokens taken, resumed ones and the end-of-sequence token included.
     pub(crate) completion_tokens: usize,
     pub(crate) cached_tokens: usize,
+    /// Tokens of the thoughts, among those taken.
+    pub(crate) reasoning_tokens: usize,
     /// Whether a stop token's text is shown.
     shows_stop_token: bool,
     /// Set with the last piece of text.
@@ -74,6 +76,7 @@ impl TextOutput {
             has_calls: false,
             completion_tokens: 0,
             cached_tokens: 0,
+            reasoning_tokens: 0,
             finish: None,
             stop_reason: None,
         })
@@ -117,6 +120,7 @@ impl TextOutput {
     pub(crate) fn push(&mut self, event: &TokenEvent) -> Result<Shown, TextError> {
         self.completion_tokens += 1;
         self.cached_tokens = event.cached_tokens;
+        let thinks = self.reader.thinks();
         let mut read = match event.finish {
             // The end-of-sequence token has no text, whatever the tokenizer thinks of it.
             Some(FinishReason::Stop) => Shown::default(),
@@ -126,6 +130,7 @@ impl TextOutput {
         if event.finish.is_some() {
             read.append(self.reader.finish()?);
         }
+        self.reasoning_tokens += usize::from(thinks || !read.reasoning.is_empty());
         let new = self.cut(read);
         let mut shown = self.owed();
         shown.append(new);

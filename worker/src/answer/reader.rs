@@ -177,6 +177,11 @@ impl Reader {
         Ok(self.bounded(shown))
     }
 
+    /// Whether what follows is certainly within the thoughts.
+    pub(crate) fn thinks(&self) -> bool {
+        matches!(&self.format, Format::Text { thoughts: Some(thoughts), .. } if thoughts.is_thinking())
+    }
+
     fn bounded(&self, mut shown: Shown) -> Shown {
         shown.calls.retain(|call| call.index < self.calls_max);
         shown

@@ -185,6 +185,14 @@ impl ApiError {
         Self::invalid(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model")
     }
 
+    /// There is no such answer any more, or never was.
+    pub(crate) fn response_not_found(id: &str, param: &str) -> Self {
+        let message = format!(
+            "Response with id '{id}' not found. This worker keeps the latest, and none that another one made."
+        );
+        Self::invalid(StatusCode::NOT_FOUND, "response_not_found", message).with_param(param)
+    }
+
     /// The worker serves no such path: 404.
     pub(crate) fn unknown_path(method: &http::Method, path: &str) -> Self {
         Self::invalid(StatusCode::NOT_FOUND, "unknown_url", format!("Unknown request URL: {method} {path}."))

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http::HeaderValue;
 use keyway_clients::client::Client;
 use keyway_wire::headers::IGNORED;
+use serde_json::Value;
 
 use super::answer::AnswerHead;
 use super::chunks::Chunks;
@@ -18,7 +19,7 @@ use super::request::{Call, Endpoint};
 use super::running::{Running, Untold, outcome, usage_of};
 use super::stream::{EventStream, Events};
 use super::work::{memory_of, read, work};
-use super::{App, BoxError, Response, data_parallel, json_response, messages};
+use super::{App, BoxError, Response, data_parallel, json_response, messages, responses};
 use crate::answer::output::TextOutput;
 use crate::answer::reader::Shown;
 use crate::engine::sampler::Sampling;
@@ -42,9 +43,9 @@ where
     let begun = try_generate(&app, client, endpoint, request, &mut guard).await;
     let (mut response, room) = match begun {
         Ok((Begun::Whole(response), room)) => (response, room),
-        Ok((Begun::Stream(call, running), room)) => {
+        Ok((Begun::Stream(mut call, running), room)) => {
             let mut response =
-                EventStream::new(events(&app, &call, running.len()), running, guard).into_response();
+                EventStream::new(events(&app, &mut call, running.len()), running, guard).into_response();
             name_ignored(&mut response, &call);
             (response, room)
         }
@@ -58,10 +59,13 @@ where
 }
 
 /// How the endpoint tells a stream's pieces.
-fn events(app: &Arc<App>, call: &Call, choices: usize) -> Box<dyn Events> {
+fn events(app: &Arc<App>, call: &mut Call, choices: usize) -> Box<dyn Events> {
     match call.endpoint {
         Endpoint::Chat | Endpoint::Completion => Box::new(Chunks::new(app, call, choices)),
         Endpoint::Messages => Box::new(messages::stream::MessageEvents::new(call)),
+        Endpoint::Responses => {
+            Box::new(responses::stream::ResponseEvents::new(responses::answer::Making::new(app, call)))
+        }
     }
 }
 
@@ -95,15 +99,25 @@ where
 {
     let rank = data_parallel::rank(request.headers(), app.engines.count())?;
     let body = read(app, client, request.into_body()).await?;
+    let (body, previous) = match endpoint {
+        Endpoint::Responses => {
+            let joined = responses::previous::joined(app, body).await?;
+            (joined.body, joined.previous)
+        }
+        _ => (body, None),
+    };
     let preparer = Arc::clone(app);
     let prepared = work(app, body, move |body, turn| prepare(&preparer, endpoint, body, turn)).await?;
-    let ((call, prepared), mut room) = prepared;
+    let ((mut call, prepared), mut room) = prepared;
+    if let Some(previous) = previous {
+        call.asked.follow(previous);
+    }
     room.hold(memory_kept(&call, &prepared)).map_err(ApiError::no_memory)?;
     let running = submit(app, &call, rank, prepared, guard)?;
     if call.stream {
         return Ok((Begun::Stream(Box::new(call), running), room));
     }
-    let mut response = whole(app, &call, running, guard).await?;
+    let mut response = whole(app, &mut call, running, guard).await?;
     name_ignored(&mut response, &call);
     Ok((Begun::Whole(response), room))
 }
@@ -157,7 +171,7 @@ fn memory_kept(call: &Call, prepared: &[Prepared]) -> usize {
         prepared.iter().map(|(request, _)| request.prompt.len() + request.output_ids.len()).sum();
     let echoed: usize = prepared.iter().map(|(_, output)| output.echoed_bytes()).sum();
     let functions: usize = call.tools.callable.iter().map(|function| memory_of(&function.parameters)).sum();
-    tokens * LIVE_BYTES_PER_TOKEN + echoed + functions
+    tokens * LIVE_BYTES_PER_TOKEN + echoed + functions + call.asked.bytes()
 }
 
 fn submit(
@@ -194,19 +208,27 @@ fn submit(
 
 async fn whole(
     app: &Arc<App>,
-    call: &Call,
+    call: &mut Call,
     mut running: Vec<Running>,
     guard: &mut RequestGuard,
 ) -> Result<Response, ApiError> {
     let mut texts = vec![Shown::default(); running.len()];
     poll_fn(|context| poll_all(&mut running, &mut texts, context)).await?;
     guard.set(outcome(running.iter().filter_map(|r| r.output.finish)));
-    if let (Endpoint::Messages, [choice], [text]) = (call.endpoint, &running[..], &texts[..]) {
-        return Ok(json_response(&messages::answer::MessageHead::new(call).whole(choice, text)));
+    if let (true, [choice], Some(text)) = (call.endpoint.is_of_agents(), &running[..], texts.first_mut()) {
+        return Ok(json_response(&agents_answer(app, call, choice, std::mem::take(text))));
     }
     let usage = usage_of(&running);
     let ids = call.wants_ids().then(|| running.first_mut().map(|choice| choice.untold.take_ids()));
     Ok(AnswerHead::new(app, call).whole(&mut running, &texts, usage, ids.flatten()))
+}
+
+/// The whole answer of an agents' API.
+fn agents_answer(app: &Arc<App>, call: &mut Call, choice: &Running, text: Shown) -> Value {
+    match call.endpoint {
+        Endpoint::Responses => responses::answer::Making::new(app, call).whole(choice, text),
+        _ => messages::answer::MessageHead::new(call).whole(choice, &text),
+    }
 }
 
 /// Ready once every choice is complete.

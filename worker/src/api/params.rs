@@ -49,8 +49,15 @@ const UNSUPPORTED: &[(&str, Neutral)] = &[
 ];
 
 /// Fields of agents' requests without which the answer would be to something else.
-const INDISPENSABLE: &[(&str, Neutral)] =
-    &[("mcp_servers", Neutral::Empty), ("container", Neutral::Null), ("keyway", Neutral::Null)];
+const INDISPENSABLE: &[(&str, Neutral)] = &[
+    ("background", Neutral::False),
+    ("container", Neutral::Null),
+    ("conversation", Neutral::Null),
+    ("keyway", Neutral::Null),
+    ("mcp_servers", Neutral::Empty),
+    ("previous_input_messages", Neutral::Empty),
+    ("prompt", Neutral::Null),
+];
 
 /// Of [`UNSUPPORTED`], what agents' requests may have: a wish that the answer is none the worse without.
 const WISHES: &[&str] = &["verbosity", "reasoning_effort", "moderation", "kv_transfer_params"];
@@ -118,6 +125,15 @@ impl Params {
         self.fields.remove(name)
     }
 
+    pub(crate) fn get(&self, name: &str) -> Option<&Value> {
+        self.fields.get(name)
+    }
+
+    /// All fields that are left.
+    pub(crate) fn into_fields(self) -> Map<String, Value> {
+        self.fields
+    }
+
     /// Has a field in this form, instead of the one that was taken.
     pub(crate) fn put(&mut self, name: &str, value: Value) {
         self.fields.insert(name.to_owned(), value);
@@ -151,6 +167,16 @@ impl Params {
             Some(Value::Object(fields)) => Ok(Some(fields)),
             Some(v) => {
                 Err(ApiError::invalid_value(name, format!("'{name}' must be an object, not {}.", kind(&v))))
+            }
+        }
+    }
+
+    pub(crate) fn take_array(&mut self, name: &str) -> Result<Option<Vec<Value>>, ApiError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Array(items)) => Ok(Some(items)),
+            Some(v) => {
+                Err(ApiError::invalid_value(name, format!("'{name}' must be an array, not {}.", kind(&v))))
             }
         }
     }

@@ -10,10 +10,11 @@ use serde_json::Value;
 use super::error::{ApiError, EMITTED_BYTES, OUTPUT_IDS};
 use super::params::{Params, kind};
 use super::prompt::PromptSource;
+use super::responses::request::Asked;
 use super::sampling::{take_rules, take_sampling};
 use super::shape::Shape;
 use super::tools::Tools;
-use super::{App, constraint, messages};
+use super::{App, constraint, messages, responses};
 use crate::answer::reader::{ReadOptions, opens_thoughts};
 use crate::answer::stop::StopStrings;
 use crate::engine::grammar::{Form, Grammar};
@@ -33,6 +34,8 @@ pub(crate) enum Endpoint {
     Completion,
     /// Anthropic's.
     Messages,
+    /// OpenAI's newer one.
+    Responses,
 }
 
 impl Endpoint {
@@ -41,13 +44,14 @@ impl Endpoint {
             "/v1/chat/completions" => Some(Self::Chat),
             "/v1/completions" => Some(Self::Completion),
             "/v1/messages" => Some(Self::Messages),
+            "/v1/responses" => Some(Self::Responses),
             _ => None,
         }
     }
 
     /// Whether it is one of those that agents use, and whose conversations are not written as chats are.
     pub(crate) const fn is_of_agents(self) -> bool {
-        matches!(self, Self::Messages)
+        matches!(self, Self::Messages | Self::Responses)
     }
 
     /// The field with the prompt.
@@ -55,13 +59,14 @@ impl Endpoint {
         match self {
             Self::Chat | Self::Messages => "messages",
             Self::Completion => "prompt",
+            Self::Responses => "input",
         }
     }
 
     /// The field with the stop strings.
     const fn stops(self) -> &'static str {
         match self {
-            Self::Chat | Self::Completion => "stop",
+            Self::Chat | Self::Completion | Self::Responses => "stop",
             Self::Messages => "stop_sequences",
         }
     }
@@ -93,6 +98,8 @@ pub(crate) struct Call {
     extension: Option<RequestExtension>,
     /// Names of fields that are not acted on, where that is no error.
     pub(crate) ignored: Vec<String>,
+    /// Of a response: what its answer needs.
+    pub(super) asked: Asked,
 }
 
 impl Call {
@@ -101,6 +108,7 @@ impl Call {
         let mut params = Params::parse(body)?;
         let model = app.model.named_in(&mut params)?;
         let vocab_size = app.model.vocab_size;
+        let mut asked = Asked::default();
         let (source, tools) = match endpoint {
             Endpoint::Chat => {
                 let mut tools = Tools::take(&mut params)?;
@@ -108,6 +116,11 @@ impl Call {
             }
             Endpoint::Completion => (PromptSource::completion(&mut params, vocab_size)?, Tools::default()),
             Endpoint::Messages => messages::request::take(app, &mut params, body, turn)?,
+            Endpoint::Responses => {
+                let taken = responses::request::take(app, &mut params, body, turn)?;
+                asked = taken.asked;
+                (taken.source, taken.tools)
+            }
         };
         let (stream, shape) = Shape::take(&mut params, endpoint)?;
         check_choices(&source, shape.n)?;
@@ -136,6 +149,7 @@ impl Call {
             priority: params.take_integer("priority", i64::MIN)?.unwrap_or(0),
             extension,
             ignored: Vec::new(),
+            asked,
         };
         if endpoint.is_of_agents() {
             call.ignored = params.finish_agents()?;

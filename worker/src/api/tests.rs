@@ -92,6 +92,7 @@ fn app_over(backend: Box<dyn Backend>, text: TextModel) -> Arc<App> {
         model,
         memory: Arc::new(RequestMemory::new(64 << 20)),
         clients: ClientBounds::default(),
+        responses: ResponseStore::default(),
         kv_events: Vec::new(),
     })
 }

@@ -27,6 +27,19 @@ pub(super) struct Body {
     room: Room,
 }
 
+impl Body {
+    /// Another text in the room of the one that came.
+    pub(super) fn of(bytes: Vec<u8>, mut room: Room) -> Result<Self, ApiError> {
+        room.hold(bytes.len()).map_err(ApiError::no_memory)?;
+        Ok(Self { bytes: bytes.into(), room })
+    }
+
+    /// Whether it may name a field.
+    pub(super) fn mentions(&self, name: &str) -> bool {
+        mentions(&self.bytes, &[name])
+    }
+}
+
 /// Reads a body, up to the limits of size, pace and memory.
 pub(super) async fn read<B>(app: &App, client: &Arc<Client>, body: B) -> Result<Body, ApiError>
 where
@@ -110,7 +123,11 @@ pub(super) fn memory_of(value: &Value) -> usize {
 fn may_ask_for_a_form(body: &[u8]) -> bool {
     const FIELDS: [&str; 6] =
         ["response_format", "guided_", "structured_outputs", "tool_choice", "json_schema", "json_object"];
+    mentions(body, &FIELDS)
+}
+
+fn mentions(body: &[u8], words: &[&str]) -> bool {
     // An escape may hide a letter of a field's name.
     std::str::from_utf8(body)
-        .is_ok_and(|body| body.contains("\\u") || FIELDS.iter().any(|field| body.contains(field)))
+        .is_ok_and(|body| body.contains("\\u") || words.iter().any(|word| body.contains(word)))
 }

@@ -18,6 +18,7 @@ mod gpu;
 mod messages;
 mod process;
 mod reasoning;
+mod responses;
 mod resume;
 mod sampling;
 mod soak;

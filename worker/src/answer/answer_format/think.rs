@@ -37,6 +37,11 @@ impl ThinkSplitter {
         prompt_end.trim_end().ends_with(OPEN)
     }
 
+    /// Whether the thoughts have begun and not ended.
+    pub(crate) const fn is_thinking(&self) -> bool {
+        matches!(self.state, State::Thinking { .. })
+    }
+
     /// Takes more text; returns the thoughts and the answer in it that are certain.
     pub(crate) fn push(&mut self, text: &str) -> (String, String) {
         if self.state == State::Saying {
