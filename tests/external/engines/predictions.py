@@ -154,6 +154,8 @@ def converse(gateway, args, by):
         rows.append((tokens, found, found + 2 * BLOCK_TOKENS < before))
         if left > 1:
             open_ones.append((conversation, left - 1))
+    # The last choice is written beside its answer, perhaps after it.
+    gateway.decision(len(rows) - 1)
     decided = gateway.decided()
     if len(decided) != len(rows):
         sys.exit(f"{len(rows)} answers and {len(decided)} choices: was the gateway asked by somebody else?")
