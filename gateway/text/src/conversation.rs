@@ -17,6 +17,10 @@ pub use self::tools::{chat_call, chat_tools};
 pub(crate) use self::traits::{TemplateTraits, later_system};
 use crate::{ChatTemplate, Message, RenderOptions, TextError};
 
+/// Begins a line that Claude Code puts before its system text, and that says something else in each request.
+/// vLLM leaves it out.
+pub const BILLING: &str = "x-anthropic-billing-header";
+
 /// A conversation, however its request wrote it, and how its prompt is made.
 #[derive(Debug)]
 pub struct Conversation<'a> {

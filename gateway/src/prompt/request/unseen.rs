@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 
+use keyway_text::BILLING;
 use memchr::memmem;
 
 use crate::json::Value;
@@ -14,9 +15,6 @@ pub(super) const MARK: &str = "cache_control";
 
 /// The same as it stands in JSON. Within a text its quotes would be escaped.
 const MARK_IN_JSON: &str = "\"cache_control\"";
-
-/// Begins the line, at the beginning of a text.
-const BILLING: &str = "x-anthropic-billing-header";
 
 /// A field's text, or its JSON where it is something else, without what no engine sees.
 pub(super) fn seen(value: Value<'_>) -> Cow<'_, str> {
@@ -41,7 +39,8 @@ pub(super) fn in_json(json: &str) -> Cow<'_, str> {
 fn without_marks(json: &str) -> Option<String> {
     let (mut kept, mut from) = (None::<String>, 0);
     for at in memmem::find_iter(json.as_bytes(), MARK_IN_JSON) {
-        let Some(length) = field_length(&json[at..]) else { continue };
+        // One within another's value went with that.
+        let Some(length) = field_length(&json[at..]).filter(|_| at >= from) else { continue };
         let (before, after) = (json[from..at].trim_end(), &json[at + length..]);
         let kept = kept.get_or_insert_with(|| String::with_capacity(json.len()));
         // One of the commas beside it goes too.
@@ -152,7 +151,28 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_mark_within_a_mark_goes_with_it() {
+        for json in [
+            r#"[{"a":1,"cache_control":{"cache_control":null}}]"#,
+            r#"[{"a":1,"cache_control":{"type":"x","cache_control":null},"cache_control":null}]"#,
+        ] {
+            assert_eq!(of(json), r#"[{"a":1}]"#, "{json}");
+        }
+    }
+
     proptest! {
+        /// Whatever a client makes of these pieces, something is left of it, and no more than there was.
+        #[test]
+        fn no_json_is_too_odd(pieces in prop::collection::vec(prop::sample::select(vec![
+            "\"cache_control\"", "cache_control", ":", "null", "{", "}", ",", " ", "\"", "\\", "\\n", "é",
+            "x-anthropic-billing-header", "[", "]", "\"text\":\"",
+        ]), 0..24)) {
+            let json = format!("[{}", pieces.concat());
+            prop_assert!(in_json(&json).len() <= json.len());
+            prop_assert!(of(&json).starts_with('['));
+        }
+
         /// However a list of blocks is written, it has the same text as without its marks.
         #[test]
         fn marked_blocks_are_the_unmarked(texts in prop::collection::vec(".{0,12}", 1..5), marked: u8) {

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{Conversation, ConversationError, message, take, take_text, tools};
+use super::{BILLING, Conversation, ConversationError, message, take, take_text, tools};
 use crate::{ChatTemplate, Field, Message};
 
 /// As far as its prompt depends on it.
@@ -21,9 +21,6 @@ struct Body<'a> {
     output_config: Option<Value>,
     chat_template_kwargs: Option<Map<String, Value>>,
 }
-
-/// Begins a text of the system's that says something else in each request, and is left out.
-const BILLING: &str = "x-anthropic-billing-header";
 
 const UNSUPPORTED: ConversationError = ConversationError::Unsupported("a content of no kind");
 

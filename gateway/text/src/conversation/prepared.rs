@@ -6,16 +6,13 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value, json};
 
-use super::ConversationError;
+use super::{BILLING, ConversationError};
 use crate::{Field, Message};
 
 /// Stands for the content of a message that is not all text, to find in the rendered prompt where that
 /// message begins. Private use characters, so that no client's text is taken for it by chance; if one is, the
 /// prompt's known beginning is shorter.
 pub(super) const NO_TEXT: &str = "\u{f8ff}keyway: no text\u{f8ff}";
-
-/// Begins a line that Claude Code puts before its system text, and that says something else in each request.
-const BILLING: &str = "x-anthropic-billing-header";
 
 const NO_CALL: ConversationError = ConversationError::Unsupported("a call that is none");
 
