@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed helper fails its test")]
 
 use keyway_text::{ChatTemplate, Conversation, PromptText};
+use proptest::prelude::*;
 use serde_json::{Map, Value};
 
 const GOLDENS: &str = include_str!("data/api_prompts.jsonl");
@@ -50,4 +51,98 @@ fn every_request_has_the_prompt_that_vllm_makes_of_it() {
     }
     assert!(counts.values().all(|count| count.as_u64().unwrap() > 60), "{counts:?}");
     assert!(faults.is_empty(), "{}:\n{}", faults.len(), faults.join("\n"));
+}
+
+/// Names and texts that the three APIs have, so that a random body is often nearly one of theirs.
+const WORDS: [&str; 34] = [
+    "type",
+    "role",
+    "content",
+    "text",
+    "messages",
+    "input",
+    "system",
+    "user",
+    "assistant",
+    "tool",
+    "tools",
+    "name",
+    "function",
+    "arguments",
+    "tool_use",
+    "tool_result",
+    "tool_calls",
+    "thinking",
+    "reasoning",
+    "summary",
+    "image",
+    "function_call",
+    "function_call_output",
+    "call_id",
+    "output",
+    "namespace",
+    "definition",
+    "tool_definition",
+    "tool_addition",
+    "tool_removal",
+    "input_schema",
+    "developer",
+    "instructions",
+    "{\"a\":1}",
+];
+
+fn any_json() -> impl Strategy<Value = Value> {
+    let word = || prop::sample::select(&WORDS[..]);
+    let leaf = prop_oneof![
+        4 => word().prop_map(Value::from),
+        1 => Just(Value::Null),
+        1 => any::<bool>().prop_map(Value::from),
+        1 => any::<i32>().prop_map(Value::from),
+    ];
+    leaf.prop_recursive(5, 48, 6, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..5).prop_map(Value::from),
+            prop::collection::vec((word(), inner), 0..7).prop_map(|fields| fields
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect()),
+        ]
+    })
+}
+
+/// A block, an item, a message or a tool, whose kind is one that is known.
+fn any_part() -> impl Strategy<Value = Value> {
+    let kind = || prop::sample::select(&WORDS[..]);
+    (any_json(), kind(), kind()).prop_map(|(mut part, of, role)| {
+        if let Value::Object(fields) = &mut part {
+            fields.insert("type".to_owned(), of.into());
+            fields.insert("role".to_owned(), role.into());
+        }
+        part
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    /// Whatever clients send, it is a prompt or an error.
+    #[test]
+    fn no_body_is_too_odd(
+        list in prop::collection::vec(any_part(), 0..4),
+        content in prop::collection::vec(any_part(), 0..4),
+        tools in prop::collection::vec(any_part(), 0..3),
+        more in any_json(),
+    ) {
+        let template = ChatTemplate::from_source("{% for m in messages %}{{ m | tojson }}{% endfor %}", Map::new()).unwrap();
+        let said = serde_json::json!([{ "role": "user", "content": content }, { "role": "system", "content": content }]);
+        for path in ["/v1/messages", "/v1/responses", "/v1/chat/completions"] {
+            for messages in [Value::from(list.clone()), said.clone(), more.clone()] {
+                let body = serde_json::json!({
+                    "messages": messages, "input": messages, "tools": tools, "system": more, "thinking": more,
+                    "reasoning": more, "output_config": more,
+                });
+                let _ = prompt(path, &body.to_string(), &template);
+            }
+        }
+    }
 }
