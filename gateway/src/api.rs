@@ -6,6 +6,9 @@ mod shape;
 
 pub use self::says::{AtFault, End, Said};
 
+/// Anthropic's word for a request that goes on from a thread, where none are kept.
+pub const NO_THREADS: &str = "thread_unsupported_request";
+
 /// An API, by the path of its requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Api {

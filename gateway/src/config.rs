@@ -8,7 +8,9 @@ mod discovery;
 mod file;
 mod hint;
 mod kubernetes;
+mod kv_transfer;
 mod limits;
+mod models;
 mod peers;
 mod resume;
 mod routing;
@@ -29,18 +31,20 @@ pub use self::{
     address::listen_address,
     cors::{Cors, CorsFile, OneOrMany, Origins},
     discovery::{DiscoveryConfig, DiscoveryFile, DnsName, HostRule},
-    file::{AuthFile, File, IgnoreTable, LimitsFile, ModelTable, RoutingFile},
+    file::{AuthFile, File, IgnoreTable, LimitsFile, RoutingFile},
     kubernetes::{KubernetesFleet, KubernetesTable, PortRef},
+    kv_transfer::KvTransfer,
     limits::LimitsConfig,
+    models::{ModelRules, ModelRulesByName, ModelTable},
     peers::{PeersConfig, PeersFile},
     resume::{ResumeConfig, ResumeFile},
-    routing::RoutingConfig,
+    routing::{RoutingConfig, SplitFile},
     scale::{ModelScale, ScaleConfig, ScaleFile},
     stored_state::{StoredStateConfig, StoredStateFile},
     tenants::TenantRules,
     timeouts::Timeouts,
     traces::{GenAi, TraceRules, TracesConfig, TracesFile},
-    worker::{KvSource, RankError, WorkerConfig, WorkerEntry, WorkerTable, port_of},
+    worker::{KvSource, RankError, Role, WorkerConfig, WorkerEntry, WorkerTable, port_of},
 };
 use crate::{
     machine::log::LogFormat,
@@ -75,6 +79,8 @@ pub struct Config {
     pub workers: Vec<WorkerConfig>,
     /// Models whose prompts are routed by their tokens, with the folder of each one's tokenizer.
     pub tokenizers: Vec<(String, PathBuf)>,
+    /// Which requests go to other models than they name.
+    pub models: ModelRulesByName,
     /// How prompts are identified, the index sized and requests made to wait.
     pub routing: RoutingConfig,
     /// What clients may take, and how long they have at the end.
@@ -112,7 +118,26 @@ impl TryFrom<File> for Config {
         let listen = file.listen.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 8080)));
         let policy = file.policy.as_deref().map(str::parse::<Policy>).transpose();
         let workers = workers(&file.worker)?;
-        let tokenizers = tokenizers(file.model)?;
+        let discovery = DiscoveryConfig::try_from(&file.discovery)?;
+        if !discovery.finds_workers()
+            && !workers.is_empty()
+            && workers.iter().all(WorkerConfig::is_for_prefill)
+        {
+            return Err(ConfigError(
+                "no worker answers: each has the role prefill; give one the role decode".to_owned(),
+            ));
+        }
+        let (tokenizers, models) = models::validated(file.model)?;
+        let peers = file.peers.validated()?;
+        let admin_token = file.auth.admin_token_file.as_ref().map(worker::read_key).transpose()?;
+        let mut routing = RoutingConfig::of(file.routing, &file.scale)?;
+        if routing.hash_key_file.is_none()
+            && let Some(key) = peers.as_ref().and_then(|peers| peers.hash_key(admin_token.as_ref()))
+        {
+            routing.hash_key = key;
+        }
+        let scale = ScaleConfig::try_from(&file.scale)?;
+        let scale = ScaleConfig { prefill_from_tokens: routing.prefill_from_tokens, ..scale };
         let rules = TenantRules { isolate: file.auth.isolate.unwrap_or(true), steering: file.auth.steering };
         Ok(Self {
             listen,
@@ -124,17 +149,18 @@ impl TryFrom<File> for Config {
             log_format: file.log_format.unwrap_or_default(),
             workers,
             tokenizers,
-            routing: RoutingConfig::of(file.routing, &file.scale)?,
+            models,
+            routing,
             limits: LimitsConfig::try_from(&file.limits)?,
-            discovery: DiscoveryConfig::try_from(&file.discovery)?,
-            peers: file.peers.validated()?,
-            scale: ScaleConfig::try_from(&file.scale)?,
+            discovery,
+            peers,
+            scale,
             traces: file.traces.validated()?,
             resume: ResumeConfig::from(&file.resume),
             stored_state: StoredStateConfig::from(&file.stored_state),
             tenants_file: file.auth.tenants_file,
             tenant_rules: rules,
-            admin_token: file.auth.admin_token_file.as_ref().map(worker::read_key).transpose()?,
+            admin_token,
             cors: file.cors.validated()?,
             tls: file.tls,
             timeouts: Timeouts::try_from(&file.limits)?,
@@ -152,14 +178,6 @@ pub fn workers(entries: &[WorkerEntry]) -> Result<Vec<WorkerConfig>, ConfigError
     match first_duplicate(workers.iter().map(WorkerConfig::name)) {
         Some(twice) => Err(ConfigError(format!("worker {twice} is listed twice"))),
         None => Ok(workers),
-    }
-}
-
-fn tokenizers(models: Vec<ModelTable>) -> Result<Vec<(String, PathBuf)>, ConfigError> {
-    let tokenizers: Vec<_> = models.into_iter().map(|model| (model.name, model.tokenizer)).collect();
-    match first_duplicate(tokenizers.iter().map(|(name, _)| name.clone())) {
-        Some(twice) => Err(ConfigError(format!("model {twice} has two tokenizers"))),
-        None => Ok(tokenizers),
     }
 }
 

@@ -1,12 +1,18 @@
 //! Every error a client can get from the gateway itself, in one table: status, OpenAI's shape, metric label.
-//! A worker's own errors are not here: they pass through unchanged.
+//! A worker's own errors are not here: they pass, and are told again where their API's clients would not read
+//! them ([`crate::proxy`]'s `engine_error.rs`).
 
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use keyway_wire::openai::ErrorBody;
 
-use crate::{api::Api, impatient::TooSlow, shortage::Shortage};
+use crate::{
+    api::{Api, NO_THREADS},
+    impatient::TooSlow,
+    shortage::Shortage,
+    sse,
+};
 
 /// Methods that a request may have, as far as the gateway is concerned.
 const ALLOWED_METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS";
@@ -145,6 +151,17 @@ pub enum Error {
     /// No worker can be tried (any more).
     #[error("no worker is ready for this request; try again soon")]
     NoWorker,
+    /// The worker that would answer can compute no prompt, and no other that could is ready.
+    #[error("no worker that computes prompts is ready for this request; try again soon")]
+    NoPrefill,
+    /// A worker said in its own words that it could not compute the prompt for another.
+    #[error("the worker that was to compute the prompt says: {said}")]
+    PrefillFailed {
+        /// Its words, shortened.
+        said: String,
+        /// Whether it finds the request at fault.
+        is_request_s: bool,
+    },
     /// The gateway itself can open no connection. No worker was asked.
     #[error("the gateway itself lacks {lacks}; try again soon")]
     Short {
@@ -212,22 +229,54 @@ pub enum Error {
         /// Which field is unclear: `stream` or `stream_options`.
         field: &'static str,
     },
+    /// The model's engines speak chats alone, and the request is none and cannot be made one.
+    #[error("{message}")]
+    NoChat {
+        /// What is wrong and what to do, as a sentence.
+        message: String,
+        /// The field that it is about.
+        param: Option<String>,
+    },
+    /// A request goes on from a conversation that a server is to have kept, and this model's workers keep
+    /// none.
+    #[error(
+        "no worker of this model keeps the conversation of a 'thread': send the whole conversation in 'messages', \
+         without 'thread' (a worker that keeps them needs threads = true in its model's [[model]])"
+    )]
+    NoThreads,
+    /// What stands behind a path's question mark is not understood.
+    #[error("{message}")]
+    BadQuery {
+        /// What is wrong and what to do, as a sentence.
+        message: String,
+        /// The parameter that it is about.
+        param: Option<String>,
+    },
+    /// The tokens of a prompt were to be counted, and the model's tokenizer is not known.
+    #[error(
+        "the tokens of this prompt cannot be counted here: it is not all text, or the gateway has no tokenizer \
+         of this model (tokenizer in its [[model]])"
+    )]
+    CountUnknown,
+    /// A worker's answer to a chat is none.
+    #[error("the worker's answer is no chat completion, so it cannot be told in the API that was asked")]
+    AnswerUnreadable,
     /// A bug of ours: the request's task panicked.
     #[error("internal error of the gateway")]
     Internal,
 }
 
-struct Row {
+struct Row<'a> {
     status: StatusCode,
     kind: &'static str,
     code: &'static str,
-    param: Option<&'static str>,
+    param: Option<&'a str>,
     retry_after: Option<Duration>,
 }
 
 impl Error {
     #[allow(clippy::too_many_lines, reason = "a table: a row for each error")]
-    fn row(&self) -> Row {
+    fn row(&self) -> Row<'_> {
         const SOON: Option<Duration> = Some(Duration::from_secs(1));
         let row = |status, kind, code, param, retry_after| Row { status, kind, code, param, retry_after };
         let (invalid, server) = ("invalid_request_error", "server_error");
@@ -277,6 +326,11 @@ impl Error {
                 row(StatusCode::SERVICE_UNAVAILABLE, server, code, None, Some(whole_seconds(*retry_after)))
             }
             Self::NoWorker => row(StatusCode::SERVICE_UNAVAILABLE, server, "no_worker_ready", None, SOON),
+            Self::NoPrefill => row(StatusCode::SERVICE_UNAVAILABLE, server, "no_prefill_ready", None, SOON),
+            Self::PrefillFailed { is_request_s: true, .. } => {
+                row(StatusCode::BAD_REQUEST, invalid, "prefill_refused", None, None)
+            }
+            Self::PrefillFailed { .. } => row(StatusCode::BAD_GATEWAY, server, "prefill_failed", None, None),
             Self::Short { .. } => {
                 row(StatusCode::SERVICE_UNAVAILABLE, server, "gateway_overloaded", None, SOON)
             }
@@ -299,6 +353,18 @@ impl Error {
             Self::UnclearOption { field } => {
                 row(StatusCode::BAD_REQUEST, invalid, "unclear_option", Some(field), None)
             }
+            Self::NoChat { param, .. } => {
+                // By this code Anthropic's clients know that they have to send the whole conversation.
+                let is_thread = param.as_deref() == Some("thread");
+                let code = if is_thread { NO_THREADS } else { "not_a_chat" };
+                row(StatusCode::BAD_REQUEST, invalid, code, param.as_deref(), None)
+            }
+            Self::NoThreads => row(StatusCode::BAD_REQUEST, invalid, NO_THREADS, Some("thread"), None),
+            Self::BadQuery { param, .. } => {
+                row(StatusCode::BAD_REQUEST, invalid, "invalid_value", param.as_deref(), None)
+            }
+            Self::CountUnknown => row(StatusCode::NOT_IMPLEMENTED, invalid, "count_unknown", None, None),
+            Self::AnswerUnreadable => row(StatusCode::BAD_GATEWAY, server, "answer_unreadable", None, None),
             Self::Internal => row(StatusCode::INTERNAL_SERVER_ERROR, server, "internal_error", None, None),
         }
     }
@@ -321,6 +387,12 @@ impl Error {
     /// The last event of a stream of this API that failed after so many events.
     pub fn to_event(&self, api: Api, events: u64) -> String {
         api.error_event(self.row().status.as_u16(), &self.to_body(), events)
+    }
+
+    /// The same with what a worker's own event says; `None` where that is nothing.
+    pub fn to_event_of(&self, api: Api, said: &[u8], events: u64) -> Option<String> {
+        let said = sse::events(said).find_map(|event| event.data)?;
+        api.error_event_of(&said, &self.to_body(), events)
     }
 
     /// The body of an answer in the shape of this API.

@@ -1,6 +1,7 @@
 //! The workers: who they are, which models they serve, how busy and how healthy they are. How they are
 //! talked to is `upstream.rs`; nothing is decided here (`keyway_core::pick`).
 
+mod disaggregation;
 pub mod ejection;
 mod fault;
 mod habits;
@@ -31,18 +32,19 @@ use serde_json::value::RawValue;
 use tokio::sync::Notify;
 
 pub use self::{
+    disaggregation::{ClaimedRooms, Disaggregation, PartsSaid, Rooms},
     fault::{Cause, Fault},
     habits::{Habit, Habits, Question, StreamKind},
     trouble::{Present, Trouble},
 };
 use crate::{
-    config::{KvSource, WorkerConfig},
+    config::{KvSource, Role, WorkerConfig},
     fleet::{
         ejection::{Ejections, Gate},
         residency::Residency,
         standing::Standing,
     },
-    limits::SAVED_HALF_LIFE,
+    limits::{NO_KV_PAUSE, SAVED_HALF_LIFE},
     metrics::{Metrics, WorkerSeries},
     upstream::Origin,
 };
@@ -83,6 +85,8 @@ pub struct Worker {
     pub habits: Habits,
     /// Which kinds of requests it refuses, and when it last served one.
     pub standing: Standing,
+    /// Its part in requests.
+    parts: Disaggregation,
     config: WorkerConfig,
     name_header: Option<HeaderValue>,
     origin: Origin,
@@ -90,6 +94,9 @@ pub struct Worker {
     health: Mutex<Health>,
     /// When it last said something to a client's request, in milliseconds of the gateway's clock.
     heard_ms: AtomicU64,
+    /// Until when it is not asked to compute a prompt for another, likewise; 0: it was never found to keep no
+    /// KV.
+    no_kv_until_ms: AtomicU64,
     models: RwLock<Option<Vec<Model>>>,
     failed: Notify,
     /// What its probes find wrong with it.
@@ -119,11 +126,13 @@ impl Worker {
             standing: Standing::default(),
             rate: Mutex::default(),
             saved: Mutex::new(FadingSum::new(SAVED_HALF_LIFE)),
+            parts: Disaggregation::new(config),
             config: config.clone(),
             origin: Origin::of(&config.url, config.tls.clone(), config.http2),
             prefix: config.url.path().trim_end_matches('/').to_owned(),
             health: Mutex::new(Health::new(now)),
             heard_ms: AtomicU64::new(now.as_millis() as u64),
+            no_kv_until_ms: AtomicU64::new(0),
             models: RwLock::new(None),
             failed: Notify::new(),
             trouble: Mutex::default(),
@@ -222,6 +231,16 @@ impl Worker {
     /// What its logits are computed with, where it says so: then it speaks the worker extension.
     pub fn numerics_id(&self) -> Option<Arc<str>> {
         self.models.read().as_ref()?.first()?.numerics_id.clone()
+    }
+
+    /// Whether it was found lately to keep no KV of prompts for others.
+    pub fn keeps_no_kv(&self, now: Duration) -> bool {
+        self.no_kv_until_ms.load(Relaxed) > now.as_millis() as u64
+    }
+
+    /// It kept no KV of a prompt that it computed for another. Returns whether that is news.
+    pub fn kept_no_kv(&self, now: Duration) -> bool {
+        self.no_kv_until_ms.swap((now + NO_KV_PAUSE).as_millis() as u64, Relaxed) == 0
     }
 
     /// Whether this model is a LoRA adapter there: then no other model shares its KV.
@@ -387,6 +406,11 @@ impl Fleet {
         Arc::clone(&self.workers.read())
     }
 
+    /// Whether there is a worker that computes prompts for others alone.
+    pub fn has_prefill(&self) -> bool {
+        self.workers.read().iter().any(|worker| worker.role() == Role::Prefill)
+    }
+
     /// Whether a worker has just joined and nothing is known of it yet.
     pub fn awaits_first_probe(&self) -> bool {
         self.all().iter().any(|worker| worker.with_health(|health| health.awaits_first_probe()))
@@ -409,6 +433,13 @@ impl Fleet {
         let most =
             serving.map(|worker| worker.context_of(model)).try_fold(0, |most, one| Some(one?.max(most)));
         most.filter(|tokens| *tokens > 0)
+    }
+
+    /// Whether all workers that have a model are `keyway-worker`s.
+    pub fn is_of_keyway_workers(&self, model: &str) -> bool {
+        let all = self.all();
+        let mut serving = all.iter().filter(|worker| worker.may_serve(Some(model))).peekable();
+        serving.peek().is_some() && serving.all(|worker| worker.numerics_id().is_some())
     }
 
     /// Whether no worker has this model, as far as can be known. One that is down has what it listed when it

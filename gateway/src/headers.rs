@@ -16,17 +16,26 @@ use crate::{
 
 /// [`names::REQUEST_ID`]: identifies a request; the client's own value is kept.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static(names::REQUEST_ID);
+/// [`names::ANTHROPIC_REQUEST_ID`]: the same, where Anthropic's clients look for it.
+pub const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static(names::ANTHROPIC_REQUEST_ID);
 /// [`names::WORKER`]: which worker answered, where answers may say so.
 pub const WORKER: HeaderName = HeaderName::from_static(names::WORKER);
 /// [`names::REASON`]: why that worker was chosen, where answers may say so.
 pub const REASON: HeaderName = HeaderName::from_static(names::REASON);
 /// [`names::MATCHED_TOKENS`]: prompt tokens that were expected in that worker's cache.
 pub const MATCHED_TOKENS: HeaderName = HeaderName::from_static(names::MATCHED_TOKENS);
+/// [`names::MODEL`]: which model a request went to, where its client named another.
+pub const MODEL: HeaderName = HeaderName::from_static(names::MODEL);
 /// [`names::DATA_PARALLEL_RANK`]: which engine behind a worker's address takes the request.
 pub const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static(names::DATA_PARALLEL_RANK);
 
 /// Headers that the gateway adds to a request or an answer at most, to make room for them once.
-pub const ADDED_MAX: usize = 7;
+pub const ADDED_MAX: usize = 8;
+
+/// Whether a client speaks Anthropic's API: each of its requests has this header.
+pub fn of_anthropics_client(headers: &HeaderMap) -> bool {
+    headers.contains_key(names::ANTHROPIC_VERSION)
+}
 
 /// Whether headers of this name stay on their hop, whatever `Connection` names.
 pub fn is_hop_by_hop(name: &HeaderName) -> bool {

@@ -45,6 +45,7 @@ pub mod shortage;
 pub mod sse;
 pub mod stored_state;
 pub mod telemetry;
+pub mod translation;
 pub mod upstream;
 pub mod usage;
 pub mod watch;

@@ -165,8 +165,37 @@ pub const MAX_DATA_PARALLEL_RANKS: u32 = 256;
 /// Tokens in a worker's KV block until it says: vLLM's default.
 pub const BLOCK_TOKENS: u32 = 16;
 
-/// How long after an answer's end its blocks still count as held, until their events are here: some steps of
-/// an engine.
+/// Workers that are asked to compute a prompt for another one, before that computes it itself.
+pub const MAX_PREFILL_LEGS: usize = 2;
+/// How long a worker that computed a prompt for another and said nothing of its KV is not asked to again.
+pub const NO_KV_PAUSE: Duration = Duration::from_secs(60);
+/// Port at which engines learn where a prompt's KV is: SGLang's and vLLM's Mooncake connector's by default.
+pub const BOOTSTRAP_PORT: u16 = 8998;
+/// How often a worker that is for a part of requests is asked whether it still is: SGLang can change it.
+pub const PARTS_ASKED_EVERY: Duration = Duration::from_secs(10);
+/// How long a request waits for a room at a worker that answers with KV from elsewhere.
+pub const ROOM_WAIT: Duration = Duration::from_secs(30);
+/// How long the word of a worker that computes a prompt is waited for where the one that answers has failed:
+/// mostly it has failed because of the first.
+pub const PARTNER_GRACE: Duration = Duration::from_secs(1);
+/// Bytes of a worker's list of those who send KV.
+pub const BOOTSTRAP_ANSWER_BYTES_MAX: usize = 1 << 20;
+/// Bytes of a worker's own words on why it computes no prompt, in what the client is told.
+pub const PREFILL_WORDS_BYTES_MAX: usize = 500;
+/// Bytes of what a worker says of a prompt that it computed for another: names of a million tokens' blocks.
+pub const PREFILL_ANSWER_BYTES_MAX: usize = 4 << 20;
+/// Uncached prompt tokens from which on another worker computes them for one that is for decode.
+pub const PREFILL_FROM_TOKENS: u64 = 256;
+
+/// Bytes of an answer that is read to its end to be told in another API: an answer of a million tokens, with
+/// what is said of each.
+pub const TRANSLATED_ANSWER_BYTES_MAX: usize = 64 << 20;
+
+/// Bytes of a worker's refusal or failure that are held, to be told in the shape that its API's clients read.
+pub const ERROR_BYTES_MAX: usize = 256 << 10;
+
+/// How long after an answer's end those of its blocks still count as held that the worker has not announced:
+/// some steps of an engine.
 pub const EXPECTED_LINGER: Duration = Duration::from_millis(250);
 
 /// Answers whose blocks linger at once; beyond it the oldest go first. At most 2,000 a second then linger in

@@ -6,10 +6,12 @@ mod fleet;
 mod forget;
 mod lifecycle;
 mod mishaps;
+mod model_names;
 mod obstacle;
 mod peers;
 mod per_model;
 mod per_worker;
+mod prefill_legs;
 mod reference;
 mod resume;
 mod scale;
@@ -28,10 +30,12 @@ pub use self::{
     fleet::FleetMetrics,
     lifecycle::{CertificateMetrics, LifecycleMetrics, Validity},
     mishaps::{Mishap, MishapKind, Mishaps},
+    model_names::ModelNameMetrics,
     obstacle::Obstacle,
-    peers::{PeerState, PeerStates},
+    peers::{PeerState, PeerStates, PlacementMetrics},
     per_model::{COMPLETE, ModelSeries, ModelTotals},
     per_worker::{Prediction, WorkerSeries},
+    prefill_legs::PrefillLegMetrics,
     reference::Family,
     resume::ResumeMetrics,
     scale::ScaleMetrics,
@@ -107,8 +111,14 @@ pub struct Metrics {
     pub caches: CacheMetrics,
     /// How many workers there should be.
     pub scale: ScaleMetrics,
+    /// Requests that go to another model than the one that they name.
+    pub model_names: ModelNameMetrics,
+    /// Prompts that one worker computes for another.
+    pub prefill_legs: PrefillLegMetrics,
     /// Addresses of other gateways, by whether they tell what they have at each worker.
     pub peers: PeerStates,
+    /// What gateways tell each other of their placements.
+    pub placements: PlacementMetrics,
     /// Requests that did not end well.
     pub mishaps: Mishaps,
     /// What becomes of traces.
@@ -272,7 +282,10 @@ impl Metrics {
             lifecycle: LifecycleMetrics::declare(&d)?,
             caches: CacheMetrics::declare(&d)?,
             scale: ScaleMetrics::declare(&d)?,
+            model_names: ModelNameMetrics::declare(&d)?,
+            prefill_legs: PrefillLegMetrics::declare(&d)?,
             peers: PeerStates::declare(&d)?,
+            placements: PlacementMetrics::declare(&d)?,
             mishaps: Mishaps::default(),
             traces: TraceMetrics::declare(&d)?,
             resume: ResumeMetrics::declare(&d)?,
@@ -317,7 +330,12 @@ impl Metrics {
     /// The exposition in Prometheus' text format.
     pub fn render(&self) -> Vec<u8> {
         let mut text = Vec::new();
-        if let Err(error) = TextEncoder::new().encode(&self.registry.gather(), &mut text) {
+        let mut families = self.registry.gather();
+        families
+            .iter_mut()
+            .filter(|family| scale::is_by_role(family.name()))
+            .for_each(scale::without_no_role);
+        if let Err(error) = TextEncoder::new().encode(&families, &mut text) {
             tracing::error!(%error, "metrics could not be encoded");
         }
         text

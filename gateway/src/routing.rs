@@ -7,6 +7,7 @@
 mod accusation;
 pub mod decision_log;
 mod holding;
+pub mod legs;
 mod miss;
 pub mod refusal;
 mod setting;
@@ -14,6 +15,7 @@ mod shared_index;
 pub mod snapshot;
 mod ticket;
 mod token_sizes;
+pub mod told;
 mod truth;
 
 use std::{
@@ -25,17 +27,18 @@ use std::{
 };
 
 use keyway_core::{
-    consider, fill_matches,
+    Transfers, consider, fill_matches,
     health::State,
     pick::{Candidate, Pick, Policy, Turn},
     waiting_room::{Ahead, RoomRules},
 };
 use keyway_wire::block_hash::HashKey;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::{futures::Notified, watch};
 
 pub use self::accusation::Accusation;
 use self::holding::Holding;
+pub use self::legs::LegRules;
 pub use self::setting::{Setting, View};
 pub use self::shared_index::SharedIndex;
 pub use self::ticket::Ticket;
@@ -62,10 +65,14 @@ pub struct Router {
     options: RouterOptions,
     index: SharedIndex,
     holding: Holding,
+    /// What handovers between workers take.
+    transfers: Mutex<Transfers>,
     turn: AtomicU64,
     token_sizes: TokenSizes,
     decision_log: Option<DecisionLog>,
     stored: Option<Arc<StoredState>>,
+    /// What other gateways are told of placements; `None`: nothing.
+    telling: Option<told::Telling>,
     /// Whether some prompts' tokens are known, so that workers' KV events match them.
     tokens_come: watch::Sender<bool>,
 }
@@ -88,6 +95,7 @@ struct Rules {
     policy: Policy,
     /// Whether requests wait here for a worker that can begin.
     holds: bool,
+    legs: LegRules,
 }
 
 /// Where a request goes, and what keeps that true.
@@ -97,6 +105,8 @@ pub struct Choice {
     pub worker: Arc<Worker>,
     /// The decision and its numbers.
     pub pick: Pick,
+    /// Whether another worker is to compute the prompt.
+    pub splits: bool,
     /// Lives as long as the answer's body, and goes there from hand to hand.
     pub ticket: Box<Ticket>,
 }
@@ -115,7 +125,8 @@ impl Router {
             fleet,
             metrics,
             clock,
-            rules: RwLock::new(Rules { policy, holds: true }),
+            rules: RwLock::new(Rules { policy, holds: true, legs: LegRules::default() }),
+            transfers: Mutex::default(),
             hash_key: keyer.key,
             block_bytes: keyer.block_bytes.get(),
             options: RouterOptions::default(),
@@ -125,8 +136,16 @@ impl Router {
             token_sizes: TokenSizes::default(),
             decision_log: None,
             stored: None,
+            telling: None,
             tokens_come: watch::Sender::new(false),
         }
+    }
+
+    /// Tells other gateways of its placements, and records theirs, in an index of at most so many bytes that
+    /// is empty yet.
+    #[must_use]
+    pub fn with_told_placements(self, index_bytes: usize) -> Self {
+        Self { index: SharedIndex::with_ancestry(index_bytes), telling: Some(told::Telling::new()), ..self }
     }
 
     /// Lets what workers store be remembered.
@@ -164,7 +183,8 @@ impl Router {
     /// Chooses by this policy from now on, and lets requests wait by these rules; who waits stays.
     pub fn set_rules(&self, policy: Policy, room: Option<RoomRules>) {
         self.holding.set_rules(room.unwrap_or_default());
-        *self.rules.write() = Rules { policy, holds: room.is_some() };
+        let mut rules = self.rules.write();
+        *rules = Rules { policy, holds: room.is_some(), legs: rules.legs };
     }
 
     /// Goes by these instead of none of them.
@@ -257,6 +277,7 @@ impl Router {
     /// A worker is gone for good, and with it what it held.
     pub fn worker_left(&self, worker: &Worker) {
         self.index.forget_worker(worker, self.now());
+        self.transfers.lock().forget(worker.id);
         self.holding.cache_is_gone(worker.id);
     }
 
@@ -294,6 +315,7 @@ impl Router {
     /// Sets, before a scrape, the gauges that are not kept up to date as things happen.
     pub fn show_state(&self) {
         self.index.finish_lingering(self.now());
+        self.show_transfers();
         for state in [State::Joining, State::Ready, State::Paused, State::Down, State::Draining] {
             let workers = self.fleet.all().iter().filter(|worker| worker.state() == state).count();
             self.metrics.fleet.workers.with_label_values(&[state.as_str()]).set(workers as i64);
@@ -302,6 +324,7 @@ impl Router {
         for worker in self.fleet.all().iter() {
             let label = [worker.name.as_str()];
             self.metrics.worker_ready.with_label_values(&label).set(i64::from(worker.routable()));
+            self.metrics.fleet.roles.with_label_values(&[label[0], worker.role().as_str()]).set(1);
             let misconfigured = worker.standing.misconfigured();
             self.metrics.fleet.misconfigured.with_label_values(&label).set(i64::from(misconfigured));
             let residency = &worker.residency;

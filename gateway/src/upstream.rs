@@ -26,7 +26,7 @@ use http::{StatusCode, Version, header};
 use tokio::io::AsyncReadExt;
 
 pub use self::{
-    answer::{Answer, AnswerError},
+    answer::{Answer, AnswerError, Beside},
     failure::{FailureCause, SendError},
     http1::{Http1Error, recorded},
     origin::Origin,

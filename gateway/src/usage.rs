@@ -4,6 +4,7 @@
 //! an answer has passed where none is said (`passed`).
 
 pub mod ask;
+pub mod cached;
 pub mod hide;
 pub mod passed;
 mod shapes;

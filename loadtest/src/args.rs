@@ -12,11 +12,13 @@ pub mod calibrate;
 pub mod compare;
 pub mod contender;
 pub mod gate;
+pub mod legs;
 pub mod merge;
 pub mod other_tools;
 pub mod report;
 pub mod run;
 pub mod search;
+pub mod sessions;
 pub mod simulate;
 pub mod trace;
 

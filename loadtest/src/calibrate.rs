@@ -110,19 +110,15 @@ fn prompt(tokens: u32, output_tokens: u64, id: &mut u64) -> Ask {
         blocks.push(Block { id: *id & (u64::MAX >> 4), tokens: left.min(BLOCK_TOKENS) });
         left -= left.min(BLOCK_TOKENS);
     }
-    Ask { blocks, output_tokens, said: None }
+    Ask { blocks, output_tokens, said: None, begins_history: false }
 }
 
 async fn send(args: &CalibrateArgs, server: &Server, body: Bytes) -> Result<Exchange, Error> {
     let (_keep, stop) = watch::channel(false);
     let (server, path, timeout) = (server.clone(), args.server.endpoint().path(), args.server.timeout);
     let clock = Clock { zero: Instant::now() };
-    let exchange = exchange(
-        Session { server, path, timeout, clock, keep_text: false, session_header: None, stop },
-        body,
-        None,
-    )
-    .await;
+    let exchange =
+        exchange(Session { server, path, timeout, clock, keep_text: false, stop }, body.into()).await;
     match &exchange.outcome {
         Outcome::Failed(failure) => Err(Error::Failed(failure.to_string())),
         Outcome::Ok | Outcome::Cancelled => Ok(exchange),

@@ -73,7 +73,7 @@ async fn check(args: &ServerArgs) -> Result<Vec<Finding>, Error> {
     // The clock's second makes the prompt a new one, which no cache holds from an earlier check.
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |t| t.as_secs());
     let block = Block { id: now, tokens: PROMPT_TOKENS };
-    let ask = Ask { blocks: vec![block], output_tokens: OUTPUT_TOKENS, said: None };
+    let ask = Ask { blocks: vec![block], output_tokens: OUTPUT_TOKENS, said: None, begins_history: false };
     let body = Bytes::from(bodies.make(&ask, None));
     let first = send(args, &server, body.clone()).await;
     findings.push(stream(&first));
@@ -91,12 +91,8 @@ async fn send(args: &ServerArgs, server: &Server, body: Bytes) -> Exchange {
     let (_keep, stop) = watch::channel(false);
     let clock = Clock { zero: Instant::now() };
     let (server, path) = (server.clone(), args.endpoint().path());
-    exchange(
-        Session { server, path, timeout: args.timeout, clock, keep_text: false, session_header: None, stop },
-        body,
-        None,
-    )
-    .await
+    exchange(Session { server, path, timeout: args.timeout, clock, keep_text: false, stop }, body.into())
+        .await
 }
 
 fn counts(calibration: &Calibration) -> String {

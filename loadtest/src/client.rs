@@ -4,6 +4,7 @@
 pub mod calibrate;
 pub mod event;
 pub mod exchange;
+pub mod names;
 pub mod record;
 pub mod sender;
 pub mod sse;
@@ -24,6 +25,15 @@ use hyper_util::{
 use serde_json::Value;
 
 use crate::limits;
+
+/// What is sent in one request, beside what all have in common.
+#[derive(Debug, Default)]
+pub struct PreparedRequest {
+    /// JSON in the words of the endpoint; empty without one.
+    pub body: Bytes,
+    /// Headers of its own.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+}
 
 /// Why the server cannot be used. `request` is such as `GET http://host:8080/v1/models`.
 #[derive(Debug, thiserror::Error)]
@@ -102,6 +112,13 @@ pub struct Server {
     headers: HeaderMap,
 }
 
+impl From<Bytes> for PreparedRequest {
+    /// A request without headers of its own.
+    fn from(body: Bytes) -> Self {
+        Self { body, headers: Vec::new() }
+    }
+}
+
 impl Server {
     /// A client for `url`, with or without a trailing `/v1`. The pool has no bound: an open loop needs as
     /// many connections as there are answers under way.
@@ -145,15 +162,14 @@ impl Server {
         Ok(self)
     }
 
-    /// Sends one request, with one header of its own where given; the answer's body is still to come.
+    /// Sends one request; the answer's body is still to come.
     pub async fn send(
         &self,
         method: Method,
         path: &str,
-        own_header: Option<(HeaderName, HeaderValue)>,
-        body: Bytes,
+        prepared: PreparedRequest,
     ) -> Result<Response<Incoming>, hyper_util::client::legacy::Error> {
-        let mut request = Request::new(Full::new(body));
+        let mut request = Request::new(Full::new(prepared.body));
         *request.method_mut() = method;
         // The base was parsed at the start and every path is one of ours; what still fails fails as a
         // connect.
@@ -167,7 +183,7 @@ impl Server {
         for (name, value) in &self.headers {
             headers.insert(name, value.clone());
         }
-        if let Some((name, value)) = own_header {
+        for (name, value) in prepared.headers {
             headers.insert(name, value);
         }
         self.client.request(request).await
@@ -184,7 +200,7 @@ impl Server {
         let request = format!("{method} {}{path}", self.base);
         let no_answer = |reason| ClientError::NoAnswer { request: request.clone(), reason };
         let exchange = async {
-            let response = self.send(method, path, None, body).await.map_err(|e| no_answer(chain(&e)))?;
+            let response = self.send(method, path, body.into()).await.map_err(|e| no_answer(chain(&e)))?;
             let status = response.status();
             let body = read(response.into_body()).await.map_err(|error| no_answer(error.to_string()))?;
             if !status.is_success() {

@@ -10,7 +10,7 @@ use crate::{
     args::run::{Overload, RunArgs, WorkloadKind},
     load::{PREFIX_LEN, arrival, is_recorded, kind},
     schedule::arrivals::Arrival,
-    workload::body::Endpoint,
+    workload::{body::Endpoint, live::Answers},
 };
 
 /// The options that decided a run. Never a key.
@@ -36,6 +36,11 @@ pub struct Config {
     pub prefix_depth: Option<usize>,
     pub zipf: Option<f64>,
     pub time_scale: Option<f64>,
+    /// `None`: of a run that did not wait for a trace's answers, or a version that could not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub live: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answers: Option<Answers>,
     pub rate: Option<f64>,
     pub rate_shape: Option<String>,
     pub arrival: Option<Arrival>,
@@ -59,6 +64,8 @@ pub struct Config {
     /// `None`: requests bore none, or it is of a version that sent none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_header: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parent_header: Option<String>,
     pub timeout_s: f64,
     pub oracle_blocks: Option<usize>,
     /// Processes whose runs were merged; `None` for one by itself.
@@ -90,6 +97,8 @@ impl Default for Config {
             prefix_depth: None,
             zipf: None,
             time_scale: None,
+            live: None,
+            answers: None,
             rate: None,
             rate_shape: None,
             arrival: None,
@@ -109,6 +118,7 @@ impl Default for Config {
             ignore_eos: true,
             extra_body: None,
             session_header: None,
+            parent_header: None,
             timeout_s: 0.0,
             oracle_blocks: None,
             processes: None,
@@ -126,8 +136,9 @@ impl Config {
         let is_talk = matches!(kind, WorkloadKind::MultiTurn | WorkloadKind::Sharegpt);
         let tree = kind == WorkloadKind::SharedPrefix
             || (kind == WorkloadKind::MultiTurn && workload.prefix_len.is_some());
-        let recorded =
-            trace && is_recorded(schedule) && schedule.concurrency.is_none() && schedule.users.is_none();
+        let begins_by_rate = schedule.live && schedule.rate.is_some();
+        let closed = schedule.concurrency.is_some() || schedule.users.is_some();
+        let recorded = trace && is_recorded(schedule) && !closed && !begins_by_rate;
         let open = schedule.concurrency.is_none() && schedule.users.is_none();
         let arrival = (open && !recorded).then(|| arrival(schedule).ok()).flatten();
         let seconds = |time: Duration| time.as_secs_f64();
@@ -158,7 +169,10 @@ impl Config {
             prefix_len: tree.then(|| workload.prefix_len.unwrap_or(PREFIX_LEN)),
             prefix_depth: tree.then_some(workload.prefix_depth),
             zipf: tree.then_some(workload.zipf),
-            time_scale: (recorded && schedule.rate.is_none()).then_some(schedule.time_scale),
+            time_scale: (schedule.live || (recorded && schedule.rate.is_none()))
+                .then_some(schedule.time_scale.unwrap_or(1.0)),
+            live: schedule.live.then_some(true),
+            answers: schedule.live.then_some(workload.answers),
             rate: schedule.rate,
             rate_shape: schedule.rate_shape.as_ref().map(ToString::to_string),
             arrival,
@@ -181,6 +195,7 @@ impl Config {
             ignore_eos: workload.ignore_eos,
             extra_body: args.server.extra_body.clone(),
             session_header: args.server.session_header.as_ref().map(ToString::to_string),
+            parent_header: args.server.parent_header.as_ref().map(ToString::to_string),
             timeout_s: seconds(args.server.timeout),
             oracle_blocks: workload.oracle_blocks.map(|n| n as usize),
             processes: None,
@@ -207,6 +222,10 @@ impl Config {
     /// The workload and its pace in a few words.
     pub fn describe(&self) -> String {
         let mut words = vec![self.trace.clone().unwrap_or_else(|| self.workload.clone())];
+        words.extend(self.live.map(|_| match self.answers {
+            Some(Answers::Live) => "live, with the server's own answers".into(),
+            _ => "live".into(),
+        }));
         let mut add =
             |name: &str, value: Option<String>| words.extend(value.map(|value| format!("{name} {value}")));
         let text = |value: Option<f64>| value.map(|value| value.to_string());

@@ -55,6 +55,7 @@ pub(crate) mod tests {
         },
         config::Config,
         report::{Facts, SentWorkload},
+        schedule::flow::TurnPlace,
         tally::Tally,
         workload::prompt::TextSeed,
     };
@@ -65,6 +66,9 @@ pub(crate) mod tests {
         for i in 0..200 {
             let mut record = good(i * 10, i * 10 + 1, i * 10 + 20 + i % 40, i * 10 + 90);
             record.row = i as usize;
+            let (session, turn) = (i as usize / 4, i as u32 % 4);
+            let wait = std::time::Duration::ZERO;
+            record.place = Some(TurnPlace { session, agent: 0, parent: None, turn, turns: 4, wait });
             record.exchange.worker = Some(format!("10.0.0.{}:8000", i % 3));
             tally.add(&record);
         }
@@ -106,6 +110,9 @@ pub(crate) mod tests {
             (ReportFormat::Html, format!("{p50:.1}")),
             (ReportFormat::Md, format!("{p50:.2}")),
             (ReportFormat::Csv, format!("response_ttft,p50,ms,{p50}\n")),
+            (ReportFormat::Text, "50 begun, 50 ended, 0 failed".into()),
+            (ReportFormat::Html, "50 begun, 50 ended, 0 failed".into()),
+            (ReportFormat::Csv, "sessions_ended,sum,1,50\n".into()),
             (ReportFormat::Vllm, format!("\"median_ttft_ms\": {service:.1}")),
             (ReportFormat::Aiperf, "\"time_to_first_token\"".into()),
         ] {

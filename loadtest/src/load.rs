@@ -1,5 +1,7 @@
 //! What the options of a measurement mean together: a workload and a pacer. Starts nothing.
 
+mod live;
+
 use std::{cmp::Reverse, path::Path};
 
 use crate::{
@@ -8,6 +10,7 @@ use crate::{
     schedule::{
         self, Pace, Process, Timing,
         arrivals::{Arrival, ArrivalError},
+        flow::Flow,
         pacer::{Extent, Pacer, Starts},
         rate::RateShape,
     },
@@ -42,6 +45,19 @@ impl Load {
     pub fn new(args: &WorkloadArgs, schedule: &ScheduleArgs, endpoint: Endpoint) -> Result<Self, Error> {
         let rows_of = |trace: &Trace| trace.slice(&args.slice.slice);
         let workload = workload(args)?;
+        let own_pace = schedule.rate.is_some()
+            || schedule.rate_shape.is_some()
+            || schedule.concurrency.is_some()
+            || schedule.users.is_some();
+        if schedule.live {
+            return live::sessions(args, schedule, endpoint, workload);
+        }
+        if schedule.time_scale.is_some() && own_pace {
+            return Err(Error::Usage(
+                "--time-scale is for a trace's own times: leave out --rate, --concurrency and --users, or add --live"
+                    .into(),
+            ));
+        }
         if workload.is_conversational() {
             return sessions(args, schedule, endpoint, workload);
         }
@@ -117,10 +133,8 @@ fn sessions(
     let turns = listed.map_or_else(|| Turns::Drawn(default_turns()), |list| Turns::Listed(list.into()));
     let conversations = Conversations { seed, turns, think: args.think_time };
     let until_ns = schedule.duration.map_or(u64::MAX, |d| d.as_nanos() as u64);
-    let requests = |count: usize| {
-        let known = schedule.duration.is_none();
-        known.then(|| (0..count).map(|session| conversations.turns(session) as u64).sum())
-    };
+    let flow = Flow::Conversations(conversations.clone());
+    let requests = |count: usize| schedule.duration.is_none().then(|| flow.turns_of(count));
     if let (Some(users), Some(rate)) = (schedule.users, schedule.user_rate) {
         let (requests, gap_ns) = (requests(count), (f64::from(users) / rate * 1e9) as u64);
         let pacer = Pacer::talkers(conversations, users as usize, gap_ns, count, until_ns);
@@ -133,7 +147,7 @@ fn sessions(
         (Starts::At(dues.iter().map(|due| due.intended_ns).collect()), dues.len())
     };
     let requests = requests(count);
-    Ok(Load { workload, pacer: Pacer::sessions(conversations, starts, count, until_ns), requests })
+    Ok(Load { workload, pacer: Pacer::sessions(flow, starts, count, until_ns), requests })
 }
 
 fn workload(args: &WorkloadArgs) -> Result<Workload, Error> {
@@ -180,7 +194,7 @@ fn replay(args: &WorkloadArgs, path: &Path) -> Result<Workload, Error> {
         return Err(Error::Usage(text));
     }
     let scale = Scale::of(args.slice.scale_len, trace.block_tokens);
-    Ok(Workload::Trace { trace, scale })
+    Ok(Workload::Trace { trace, scale, answers: args.answers })
 }
 
 /// The workload that `args` name or imply.
@@ -197,7 +211,7 @@ pub fn is_recorded(args: &ScheduleArgs) -> bool {
 fn timing(args: &WorkloadArgs, schedule: &ScheduleArgs) -> Timing {
     Timing {
         slice: args.slice.slice,
-        pace: schedule.rate.map_or(Pace::TimeScale(schedule.time_scale), Pace::Rate),
+        pace: schedule.rate.map_or(Pace::TimeScale(schedule.time_scale.unwrap_or(1.0)), Pace::Rate),
         spread_bursts: schedule.spread_bursts,
         seed: args.seed,
         duration: schedule.duration,
@@ -262,6 +276,14 @@ mod tests {
             ("--arrival constant --burstiness 2 --rate 5 --requests 5", "is for --arrival gamma"),
             ("--scale-len 0.5 --rate 5 --requests 5", "are for traces"),
             (&format!("--workload random --trace {} --rate 5", trace()), "--trace is for"),
+            (&format!("--trace {} --live --requests 5", trace()), "are counted by --conversations"),
+            (&format!("--trace {} --live --users 2 --user-rate 1", trace()), "leave out --users"),
+            (&format!("--trace {} --live --spread-bursts", trace()), "and --spread-bursts"),
+            (&format!("--trace {} --live --duration 0s", trace()), "before the first request"),
+            (
+                &format!("--trace {} --live --answers live --endpoint completions", trace()),
+                "--answers live needs --endpoint chat",
+            ),
             ("--workload shared-prefix --prefix-groups 0 --rate 5 --requests 5", "--prefix-groups must be"),
             ("--rate 5 --duration 1ms", "before the first request"),
             ("--workload multi-turn --rate 5", "--conversations N or --duration"),
@@ -271,6 +293,7 @@ mod tests {
                 "--workload multi-turn --users 2 --user-rate 5 --conversations 5 --think-time 2s",
                 "leave out --think-time",
             ),
+            ("--concurrency 2 --time-scale 3 --requests 5", "or add --live"),
             ("--turns 3 --rate 5 --requests 5", "are for workloads of conversations"),
             ("--workload sharegpt --rate 5", "needs --file"),
             ("--file x --rate 5 --requests 5", "--file is for"),
@@ -299,10 +322,23 @@ mod tests {
             ("--users 3 --user-rate 1 --requests 7".to_owned(), Some(7)),
             (format!("--trace {trace}"), Some(798)),
             (format!("--trace {trace} --concurrency 4"), Some(798)),
+            (format!("--trace {trace} --live"), Some(798)),
+            (format!("--trace {trace} --live --duration 9s"), None),
+            (format!("--trace {trace} --live --concurrency 4 --time-scale 3"), Some(798)),
+            (format!("--trace {trace} --live --rate 9 --arrival constant --conversations 683"), Some(798)),
             (format!("--trace {trace} --rate 2 --arrival poisson --requests 10"), Some(10)),
         ] {
             assert_eq!(load(&line).unwrap().requests, want, "{line}");
         }
+    }
+
+    #[test]
+    fn a_trace_that_does_not_say_what_follows_what_is_not_replayed_live() {
+        use std::io::Write as _;
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,4808,10").unwrap();
+        let error = load(&format!("--trace {} --live", file.path().display())).unwrap_err().to_string();
+        assert!(error.contains("leave out --live"), "{error}");
     }
 
     #[test]

@@ -79,7 +79,7 @@ fn merged(paths: &[PathBuf], reports: &[Report]) -> Result<Report, Error> {
     let (samples, series) = (samples(&parts)?, parts.iter().map(|part| (part.after_ms, &part.report.series)));
     let ttft = samples.kept().filter_map(|sample| Some((sample.due_us / 1000, sample.ttft?)));
     let series = SeriesReport::of_several(&series.collect::<Vec<_>>(), ttft);
-    let Figures { response, service, ttst, itl, tpot, schedule_lag, histograms } = Figures::of(&parts)?;
+    let Figures { response, service, ttst, itl, tpot, schedule_lag, mut histograms } = Figures::of(&parts)?;
     let mut report = Report {
         format: FORMAT.into(),
         version: env!("CARGO_PKG_VERSION").into(),
@@ -102,6 +102,7 @@ fn merged(paths: &[PathBuf], reports: &[Report]) -> Result<Report, Error> {
         throughput: figures::throughput(reports),
         cache: cache(reports),
         workers: figures::workers(reports),
+        sessions: figures::sessions(&parts, &mut histograms)?,
         schedule_lag,
         scraped: figures::scraped(reports),
         series,

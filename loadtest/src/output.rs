@@ -142,12 +142,12 @@ mod tests {
         assert_eq!(
             lines[0],
             "row,intended_ms,queued_ms,sent_ms,head_ms,first_ms,end_ms,outcome,worker,prompt_tokens,cached_tokens,\
-             completion_tokens,possible_tokens,pooled_lru_tokens,warmup"
+             completion_tokens,possible_tokens,pooled_lru_tokens,warmup,session,agent,turn"
         );
         assert_eq!(
             lines[1],
-            "0,0.0,0.0,1.0,1.0,10.0,20.0,ok,\"http://w:1, the \"\"first\"\"\",40,,3,0,,false"
+            "0,0.0,0.0,1.0,1.0,10.0,20.0,ok,\"http://w:1, the \"\"first\"\"\",40,,3,0,,false,,,"
         );
-        assert_eq!(lines[2], "0,0.0,0.0,1.0,1.0,,20.0,cancelled,,,,,0,,false");
+        assert_eq!(lines[2], "0,0.0,0.0,1.0,1.0,,20.0,cancelled,,,,,0,,false,,,");
     }
 }

@@ -13,6 +13,7 @@ pub enum Purpose {
     ThinkTime,
     Turns,
     Bootstrap,
+    Agents,
 }
 
 /// SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).

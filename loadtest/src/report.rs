@@ -12,7 +12,10 @@ use crate::{
     scrape::Scraped,
     slo::Goodput,
     stats::{Summary, samples::Columns, series::SeriesReport},
-    tally::{FailureRow, Tally, TokenSums, View, WorkerRow},
+    tally::{
+        FailureRow, Tally, TokenSums, View, WorkerRow,
+        sessions::{DEPTHS, SessionsReport},
+    },
     workload::prompt::TextSeed,
 };
 
@@ -69,6 +72,9 @@ pub struct Report {
     /// Who kept the objective, if one was given.
     #[serde(default)]
     pub goodput: Option<Goodput>,
+    /// Whole sessions: conversations, or the agents of a trace that was replayed live.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sessions: Option<SessionsReport>,
     /// The metrics that servers told of themselves, one for each `--scrape`.
     #[serde(default)]
     pub scraped: Vec<Scraped>,
@@ -297,6 +303,7 @@ impl Report {
             workers: Workers::new(tally.workers()),
             schedule_lag,
             goodput: tally.slo.as_ref().map(|slo| slo.report(counted_s)),
+            sessions: tally.sessions.report(),
             scraped,
             series: tally.series.report(),
             merged: Vec::new(),
@@ -319,7 +326,24 @@ fn histograms(tally: &Tally) -> BTreeMap<String, String> {
         ("tpot", &tally.tpot),
         ("schedule_lag", &tally.lag),
     ];
-    figures.into_iter().map(|(name, samples)| (name.into(), samples.hdr())).collect()
+    let sessions = &tally.sessions;
+    let whole = [("session_completion", &sessions.completion), ("session_tools", &sessions.tools)];
+    let by_turn =
+        DEPTHS.iter().zip(&sessions.by_turn).map(|(&from, turns)| (ttft_of_turn(from), &turns.ttft));
+    let of_sessions = whole.map(|(name, samples)| (name.to_owned(), samples)).into_iter().chain(by_turn);
+    let figures = figures.map(|(name, samples)| (name.to_owned(), samples.hdr())).into_iter();
+    figures
+        .chain(
+            of_sessions
+                .filter(|(_, samples)| !samples.is_empty())
+                .map(|(name, samples)| (name, samples.hdr())),
+        )
+        .collect()
+}
+
+/// The name of a histogram: the times to the first token of the turns that begin with number `from`.
+pub(crate) fn ttft_of_turn(from: u32) -> String {
+    format!("ttft_of_turn_{from}")
 }
 
 impl Report {

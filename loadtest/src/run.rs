@@ -21,6 +21,7 @@ use crate::{
         self, Server,
         calibrate::{Calibration, calibrate},
         exchange::{Clock, Session},
+        names::SessionNames,
         record::Record,
         sender::{Control, Places, Sender, SentSums},
     },
@@ -147,8 +148,7 @@ pub async fn measure(
         path: args.server.endpoint().path(),
         timeout: args.server.timeout,
         clock,
-        keep_text: workload.is_conversational(),
-        session_header: args.server.session_header.clone(),
+        keep_text: workload.carries_answers(),
         stop: stopped,
     };
     let sender = Sender {
@@ -158,7 +158,7 @@ pub async fn measure(
         bodies,
         overhead_tokens: calibration.overhead_tokens,
         session,
-        text_seed: text.seed,
+        names: names(args, text),
         places: places(args),
         warmup: args.schedule.warmup.unwrap_or_default(),
         records,
@@ -202,6 +202,12 @@ fn zero() -> (Clock, u64) {
     let lead = Duration::from_millis(limits::LEAD_MS);
     let since_1970 = (SystemTime::now() + lead).duration_since(UNIX_EPOCH);
     (Clock { zero: Instant::now() + lead }, since_1970.map_or(0, |since| since.as_millis() as u64))
+}
+
+/// The headers that name sessions.
+fn names(args: &RunArgs, text: TextSeed) -> SessionNames {
+    let (session, parent) = (args.server.session_header.clone(), args.server.parent_header.clone());
+    SessionNames { session, parent, text_seed: text.seed }
 }
 
 /// The words of this run's prompts, and the workload in them.

@@ -2,6 +2,7 @@
 //! times or a rate. Nothing that happens during the run can move it. Sends nothing.
 
 pub mod arrivals;
+pub mod flow;
 pub mod pacer;
 pub mod rate;
 

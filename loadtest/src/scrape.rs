@@ -6,13 +6,12 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use bytes::Bytes;
 use http::Method;
 use serde::{Deserialize, Serialize};
 use tokio::{sync::watch, task::JoinHandle, time::MissedTickBehavior};
 
 use crate::{
-    client::{self, ClientError, Server, exchange::Clock},
+    client::{self, ClientError, PreparedRequest, Server, exchange::Clock},
     limits,
 };
 
@@ -139,7 +138,7 @@ async fn fetch(server: &Server, path: &str, timeout: Duration) -> Result<String,
     let fail = |reason: String| ClientError::NoAnswer { request: request.clone(), reason };
     let exchange = async {
         let response = server
-            .send(Method::GET, path, None, Bytes::new())
+            .send(Method::GET, path, PreparedRequest::default())
             .await
             .map_err(|error| fail(client::chain(&error)))?;
         let status = response.status();

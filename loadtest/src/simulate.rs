@@ -5,26 +5,41 @@
 //! Next: `simulate/fleet.rs`, the run itself.
 
 mod contender;
+mod counting;
 mod find;
 mod fleet;
 mod gateway;
+mod hearing;
+mod hindsight;
+mod optimum;
 mod outcome;
+mod pauses;
 mod prompts;
 mod render;
 mod report;
 mod routing;
+mod sessions;
 #[cfg(test)]
 mod tests;
 mod ticker;
+mod transit;
+mod turns;
 
 use std::process::ExitCode;
 
 use keyway_core::Policy;
 
-use self::fleet::{FleetSetup, Workload, replay};
+use self::{
+    fleet::{FleetSetup, Workload, replay},
+    hearing::Hearing,
+    sessions::Judged,
+    transit::Legs,
+    turns::TurnGraph,
+};
 pub use self::{
     outcome::Figures,
     report::{SimulationReport, WorkersNeeded},
+    sessions::SessionFigures,
 };
 use crate::{
     args::{contender::Contender, simulate::SimulateArgs},
@@ -59,6 +74,10 @@ pub fn simulate(args: &SimulateArgs) -> Result<SimulationReport, Error> {
         );
         return Err(Error::Usage(wanted));
     }
+    if args.legs.prefill > 0 && args.legs.prefill >= args.fleet.workers {
+        let wanted = "--prefill: leave at least one of --workers to answer".to_owned();
+        return Err(Error::Usage(wanted));
+    }
     let setup = |policy: Contender, workers: usize| FleetSetup {
         workers,
         profile: profile.clone(),
@@ -67,12 +86,25 @@ pub fn simulate(args: &SimulateArgs) -> Result<SimulationReport, Error> {
         index_block_tokens: args.fleet.index_block_tokens,
         index_knows_capacity: args.fleet.index_knows_capacity,
         hold: !args.fleet.no_hold,
+        pauses: !args.fleet.no_pauses,
+        names_sessions: args.sessions.names,
+        judged: Judged { optimum: args.sessions.optimum, hindsight: args.sessions.hindsight },
+        engine_speed: args.fleet.engine_speed,
         hash_seed: args.fleet.hash_seed,
         gateways: usize::from(args.fleet.gateways),
         events: args.fleet.events,
         gauges_count_tokens: args.fleet.gauges_count_tokens,
         scrape_ns: args.fleet.scrape.map(|every| every.as_nanos() as Nanos),
         peers_ns: args.fleet.peers.map(|every| every.as_nanos() as Nanos),
+        legs: Legs {
+            prefill: usize::from(args.legs.prefill),
+            splitting: args.legs.splitting(),
+            from_tokens: args.legs.split_from,
+            pulls: args.legs.pull,
+            transfer: args.legs.transfer(),
+        },
+        itl: args.legs.itl,
+        told: Hearing::of(&args.fleet),
     };
     let figures = |policy: Contender, workers: usize| {
         replay(&workload, &setup(policy, workers)).figures(policy.as_str(), &workload.slo)
@@ -94,7 +126,18 @@ pub fn simulate(args: &SimulateArgs) -> Result<SimulationReport, Error> {
 }
 
 fn workload(args: &SimulateArgs) -> Result<Workload, Error> {
-    let trace = Trace::load(&args.trace)?;
+    let mut trace = match &args.trace {
+        Some(path) => Trace::load(path)?,
+        None => args.sessions.agents(args.seed)?.trace(),
+    };
+    if let (Some(option), None) = (args.sessions.of_sessions(), &trace.links) {
+        let wanted =
+            format!("{option}: the trace does not tell sessions apart; leave it out, or use --agents");
+        return Err(Error::Usage(wanted));
+    }
+    if !args.sessions.is_live() {
+        trace.links = None;
+    }
     let timing = Timing {
         slice: args.slice.slice,
         pace: args.rate.map_or(Pace::TimeScale(args.time_scale), Pace::Rate),
@@ -107,7 +150,11 @@ fn workload(args: &SimulateArgs) -> Result<Workload, Error> {
     let copy_ns = length_ns(&schedule);
     let scale = Scale::of(args.slice.scale_len, trace.block_tokens);
     let (copies, seed, slo) = (u64::from(args.repeat), args.seed, args.slo.clone());
-    Ok(Workload { trace, schedule, scale, copies, copy_ns, seed, slo })
+    // With --rate nothing says how fast a tool's time passes.
+    let speed = args.rate.map_or(args.time_scale, |_| 1.0);
+    let graph = trace.links.as_ref().map(|links| TurnGraph::new(links, &schedule, speed));
+    let at_once = args.sessions.at_once.map(|sessions| sessions as usize);
+    Ok(Workload { trace, schedule, scale, copies, copy_ns, seed, slo, graph, at_once })
 }
 
 /// How long the schedule takes: to its last arrival, and one mean gap.
@@ -123,7 +170,7 @@ fn report(
     runs: Vec<Figures>,
     found: Vec<WorkersNeeded>,
 ) -> SimulationReport {
-    let Workload { trace, schedule, scale, copies, copy_ns, seed, slo } = workload;
+    let Workload { trace, schedule, scale, copies, copy_ns, seed, slo, .. } = workload;
     let sums = sums::sums(trace, schedule, *scale);
     let requests = schedule.len() as u64 * copies;
     let mut oracle = Oracle::new(scale.block_tokens(), None);
@@ -132,9 +179,9 @@ fn report(
     SimulationReport {
         format: "keyway-loadtest/simulate/1",
         version: env!("CARGO_PKG_VERSION"),
-        trace: args.trace.display().to_string(),
+        trace: args.trace.as_ref().map_or_else(|| "agents".to_owned(), |path| path.display().to_string()),
         requests,
-        rate_per_s: requests as f64 / ((copy_ns * copies).max(1) as f64 / 1e9),
+        rate_per_s: if *copy_ns > 0 { requests as f64 / ((copy_ns * copies) as f64 / 1e9) } else { 0.0 },
         prompt_tokens: sums.prompt_tokens * copies,
         output_tokens: sums.output_tokens * copies,
         possible: possible as f64 / sums.prompt_tokens.max(1) as f64,

@@ -69,6 +69,9 @@ pub struct Point {
     /// The share with one unbounded cache.
     #[serde(default)]
     pub possible: Option<f64>,
+    /// Job completion time of whole sessions, in milliseconds; none of a workload without sessions.
+    #[serde(default)]
+    pub completion: Option<Summary>,
 }
 
 /// Measures all, prints, writes `sweep.json`.
@@ -178,6 +181,7 @@ impl Point {
             goodput: report.goodput.as_ref().map(|goodput| goodput.share),
             cached: report.cache.achieved,
             possible: report.cache.possible,
+            completion: report.sessions.as_ref().and_then(|sessions| sessions.completion),
         }
     }
 

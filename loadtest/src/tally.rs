@@ -1,6 +1,8 @@
 //! Adds up the records of a run as they come in: counts, failures, times, tokens, each worker's share. Keeps
 //! no record; judges nothing.
 
+pub mod sessions;
+
 use std::collections::BTreeMap;
 
 use keyway_wire::openai::Usage;
@@ -11,6 +13,7 @@ use crate::{
     limits,
     slo::{Keeper, Slo},
     stats::{Samples, samples, series::Series},
+    tally::sessions::SessionTally,
 };
 
 /// One class of failure.
@@ -102,8 +105,30 @@ pub struct Tally {
     pub samples: samples::Reservoir,
     /// Token sums of good answers: what the server counted, and what caches could have held.
     pub tokens: TokenSums,
+    /// Whole sessions, where requests are turns of some.
+    pub sessions: SessionTally,
     failures: BTreeMap<FailureClass, FailureRow>,
     workers: BTreeMap<String, WorkerRow>,
+}
+
+// === impl TokenSums ===
+
+impl TokenSums {
+    /// Adds a good answer.
+    fn add(&mut self, record: &Record) {
+        let Some(usage) = &record.exchange.usage else {
+            self.without_usage += 1;
+            return;
+        };
+        self.with_cached += u64::from(usage.cached_tokens().is_some());
+        self.prompt += usage.prompt_tokens;
+        self.cached += usage.cached_tokens().unwrap_or(0);
+        self.completion += usage.completion_tokens;
+        self.text_events += record.exchange.text_events;
+        self.wanted_prompt += record.wanted_prompt_tokens;
+        self.possible += record.reusable.unbounded;
+        self.pooled += record.reusable.pooled.unwrap_or(0);
+    }
 }
 
 // === impl Tally ===
@@ -118,6 +143,9 @@ impl Tally {
     pub fn add(&mut self, record: &Record) {
         let late_ns = record.exchange.sent_ns.saturating_sub(record.intended_ns);
         self.lag.add_ns(late_ns.saturating_sub(record.queued_ns));
+        if let Some(place) = &record.place {
+            self.sessions.add(record, place);
+        }
         if record.warmup {
             self.warmup += 1;
             return;
@@ -133,7 +161,7 @@ impl Tally {
             Outcome::Ok => {
                 self.ok += 1;
                 self.add_times(record);
-                self.add_tokens(record);
+                self.tokens.add(record);
                 self.samples.add(record);
             }
             Outcome::Failed(failure) => self.add_failure(failure),
@@ -175,22 +203,6 @@ impl Tally {
         if let Some(ns) = record.ttst_ns() {
             self.ttst.add_ns(ns);
         }
-    }
-
-    fn add_tokens(&mut self, record: &Record) {
-        let tokens = &mut self.tokens;
-        let Some(usage) = &record.exchange.usage else {
-            tokens.without_usage += 1;
-            return;
-        };
-        tokens.with_cached += u64::from(usage.cached_tokens().is_some());
-        tokens.prompt += usage.prompt_tokens;
-        tokens.cached += usage.cached_tokens().unwrap_or(0);
-        tokens.completion += usage.completion_tokens;
-        tokens.text_events += record.exchange.text_events;
-        tokens.wanted_prompt += record.wanted_prompt_tokens;
-        tokens.possible += record.reusable.unbounded;
-        tokens.pooled += record.reusable.pooled.unwrap_or(0);
     }
 
     fn add_worker(&mut self, record: &Record) {
@@ -238,6 +250,7 @@ mod tests {
             intended_ns: 1_000_000,
             queued_ns: 0,
             warmup: false,
+            place: None,
             wanted_prompt_tokens: 38,
             reusable: Reusable { unbounded: 20, pooled: Some(16) },
             exchange: Exchange {

@@ -1,23 +1,34 @@
-//! Reads a request trace, in any of the formats of `formats.rs` and `weka.rs`. Scales and schedules nothing.
+//! Reads a request trace, in any of the formats of `formats.rs`, `weka.rs` and `agents.rs`. Scales and
+//! schedules nothing.
 //!
 //! Each row is a whole prompt, never a delta. Ids are prefix hashes: an id stands for its block and all
 //! before it. The commands `trace …` are in `trace_commands.rs`.
 
+pub(crate) mod agents;
+mod follow;
 pub mod formats;
+pub mod links;
+mod sessions;
 pub(crate) mod weka;
 
 use std::{
     fs::File,
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, Read as _},
     ops::Range,
     path::{Path, PathBuf},
 };
 
-pub use self::weka::SessionError;
-use crate::{trace::formats::TraceFormat, units::Span};
+pub use self::{agents::AgentsError, weka::SessionError};
+use crate::{
+    trace::{follow::Chat, formats::TraceFormat, links::Link},
+    units::Span,
+};
 
 /// Prompt tokens that one hash id stands for, in Mooncake's traces.
 pub const BLOCK_TOKENS: u32 = 512;
+
+/// Bytes of a file in which its format shows.
+const HEAD_BYTES: u64 = 64 << 10;
 
 /// Why a trace was refused.
 #[derive(Debug, thiserror::Error)]
@@ -121,12 +132,14 @@ pub struct Trace {
     pub rows: Vec<Row>,
     /// Prompt tokens that one id stands for.
     pub block_tokens: u32,
+    /// For each row what it follows, if the trace tells.
+    pub links: Option<Vec<Link>>,
 }
 
 impl From<Vec<Row>> for Trace {
     /// A trace with Mooncake's blocks.
     fn from(rows: Vec<Row>) -> Self {
-        Self { rows, block_tokens: BLOCK_TOKENS }
+        Self { rows, block_tokens: BLOCK_TOKENS, links: None }
     }
 }
 
@@ -137,9 +150,13 @@ impl Trace {
         if weka::is_weka(path) {
             return weka::load(path);
         }
+        if agents::is_agents(path) {
+            return agents::load(path);
+        }
         let mut lines = Lines::open(path)?;
-        let (mut rows, mut last_ms) = (Vec::new(), 0);
+        let (mut rows, mut chats, mut last_ms) = (Vec::new(), Vec::new(), 0);
         while let Some((line, row)) = lines.next_row()? {
+            chats.push(lines.chat());
             let row = row.and_then(|row| checked(row, lines.block_tokens(), last_ms));
             let row = row.map_err(|source| TraceError::Line { path: path.to_owned(), line, source })?;
             last_ms = row.timestamp_ms;
@@ -148,7 +165,15 @@ impl Trace {
         if rows.is_empty() {
             Err(TraceError::Empty(path.to_owned()))
         } else {
-            Ok(Self { rows, block_tokens: lines.block_tokens() })
+            let block_tokens = lines.block_tokens();
+            let links = match lines.format {
+                Some(TraceFormat::Bailian) => Some(follow::of_chats(&rows, &chats)),
+                Some(TraceFormat::Mooncake | TraceFormat::VllmTimed) => {
+                    Some(follow::of_blocks(&rows, block_tokens))
+                }
+                _ => None,
+            };
+            Ok(Self { rows, block_tokens, links })
         }
     }
 
@@ -229,9 +254,22 @@ impl Lines {
         }
     }
 
+    /// Who the line says that it is, and whom it follows.
+    fn chat(&self) -> Option<Chat> {
+        (self.format == Some(TraceFormat::Bailian)).then(|| serde_json::from_str(&self.text).ok()).flatten()
+    }
+
     pub(crate) fn block_tokens(&self) -> u32 {
         self.format.as_ref().map_or(BLOCK_TOKENS, TraceFormat::block_tokens)
     }
+}
+
+/// The text with which a file begins, as far as its format shows in it; empty if it cannot be read.
+fn beginning(path: &Path) -> String {
+    let mut head = Vec::new();
+    // Whoever reads all of it says what is wrong.
+    let _ = File::open(path).and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut head));
+    head.utf8_chunks().next().map_or_else(String::new, |chunk| chunk.valid().to_owned())
 }
 
 /// What must hold in every format.
@@ -279,6 +317,22 @@ mod tests {
         {
             assert_eq!(trace.slice(&span.parse().unwrap()), range, "{span}");
         }
+    }
+
+    #[test]
+    fn bailian_s_chats_and_mooncake_s_prompts_are_linked() {
+        let chat = |id: u32, parent: i32, at: u32| {
+            format!(
+                r#"{{"chat_id": {id}, "parent_chat_id": {parent}, "timestamp": {at}, "input_length": 40, "output_length": 1, "turn": 1, "hash_ids": [{id}]}}"#
+            )
+        };
+        let links = load(&[chat(3, -1, 0), chat(4, 3, 2)].join("\n")).unwrap().links.unwrap();
+        assert_eq!((links[1].session, links[1].turn, &*links[1].after), (0, 1, &[0][..]));
+        assert_eq!(links[1].wait, std::time::Duration::from_secs(2));
+        let links = load(GOOD).unwrap().links.unwrap();
+        assert!(links.iter().all(|link| link.after.is_empty()));
+        let azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,4808,10";
+        assert_eq!(load(azure).unwrap().links, None);
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! What is asked, by number: request `row` of a workload has the same blocks and lengths whenever it is asked
 //! for. Makes no text and knows no times.
 
+pub mod agents;
 pub mod body;
 pub mod conversation;
 pub mod dist;
+pub mod live;
 pub mod prompt;
 pub mod scale;
 pub mod synthetic;
@@ -14,6 +16,7 @@ use crate::{
     trace::Trace,
     workload::{
         dist::Tokens,
+        live::Answers,
         scale::{Block, Scale},
         synthetic::Synthetic,
         texts::{Answer, Texts, Utterance},
@@ -33,6 +36,8 @@ pub struct Ask {
     pub output_tokens: u64,
     /// Its words, where a file gives them; else they are made from the blocks.
     pub said: Option<Utterance>,
+    /// Nothing that was said before stands in front of it: a trace's turn that does not go on from the last.
+    pub begins_history: bool,
 }
 
 /// Where requests come from.
@@ -44,6 +49,8 @@ pub enum Workload {
         trace: Trace,
         /// How much they shrink.
         scale: Scale,
+        /// Whose answers the prompts carry.
+        answers: Answers,
     },
     /// Requests drawn from distributions.
     Synthetic(Synthetic),
@@ -77,7 +84,8 @@ impl Workload {
     /// Makes request number `row`, the same one at every call.
     pub fn ask(&self, row: usize) -> Ask {
         match self {
-            Self::Trace { trace, scale } => trace_ask(trace, *scale, row),
+            Self::Trace { trace, scale, answers: Answers::Recorded } => trace_ask(trace, *scale, row),
+            Self::Trace { trace, scale, answers: Answers::Live } => live::turn(trace, *scale, row),
             Self::Synthetic(synthetic) => synthetic.ask(row),
             Self::MultiTurn(synthetic) => synthetic.turn(row),
             Self::Texts { texts, output, seed, bytes_per_token } => {
@@ -96,14 +104,20 @@ impl Workload {
                         Answer::Open => drawn(),
                     },
                     said: Some(turn.said.clone()),
+                    begins_history: false,
                 }
             }
         }
     }
 
-    /// Whether requests are turns of conversations, whose history they carry.
+    /// Whether requests are turns of conversations.
     pub fn is_conversational(&self) -> bool {
         matches!(self, Self::MultiTurn(_) | Self::Texts { .. })
+    }
+
+    /// Whether requests carry the server's own answers to those before them.
+    pub fn carries_answers(&self) -> bool {
+        self.is_conversational() || matches!(self, Self::Trace { answers: Answers::Live, .. })
     }
 
     /// Puts `mark` in front of what a file says; what is made from numbers has words of its seed alone.
@@ -148,7 +162,7 @@ impl Workload {
 pub fn trace_ask(trace: &Trace, scale: Scale, row: usize) -> Ask {
     let request = &trace.rows[row];
     let blocks = scale.blocks(row, request).collect();
-    Ask { blocks, output_tokens: scale.output_tokens(request), said: None }
+    Ask { blocks, output_tokens: scale.output_tokens(request), said: None, begins_history: false }
 }
 
 /// The id of a block that no other request has. `row` < 2^39, `block` < 2^24.

@@ -4,6 +4,8 @@
 
 #[path = "run/conversations.rs"]
 mod conversations;
+#[path = "run/live.rs"]
+mod live;
 #[path = "run/schedules.rs"]
 mod schedules;
 #[path = "run/searches.rs"]

@@ -66,6 +66,8 @@ struct Shared {
     refusals: Mutex<VecDeque<u16>>,
     /// Whether everything is refused.
     away: Mutex<bool>,
+    /// Objects of which kind nobody may see.
+    forbidden: Mutex<Option<&'static str>>,
     token: Option<String>,
 }
 
@@ -180,6 +182,11 @@ impl KubeApi {
         self.shared.refusals.lock().push_back(status);
     }
 
+    /// Forbids everything with objects of a kind, such as `pods`, from now on, or no longer.
+    pub fn forbid(&self, kind: Option<&'static str>) {
+        *self.shared.forbidden.lock() = kind;
+    }
+
     /// Refuses everything with 503 from now on, or no longer; breaks the watches.
     pub fn set_away(&self, away: bool) {
         *self.shared.away.lock() = away;
@@ -230,6 +237,11 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Result<Respo
     shared.asked.lock().push(Asked { method: head.method.to_string(), target, body: text });
     if *shared.away.lock() {
         return Ok(refusal(503, "ServiceUnavailable", "the server is away"));
+    }
+    if let Some(kind) =
+        shared.forbidden.lock().filter(|kind| head.uri.path().split('/').any(|part| part == *kind))
+    {
+        return Ok(refusal(403, "Forbidden", &format!("{kind} is forbidden: as the test wished")));
     }
     if let Some(status) = shared.refusals.lock().pop_front() {
         return Ok(refusal(

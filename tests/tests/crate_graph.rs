@@ -9,21 +9,38 @@ use keyway_tests::bins::workspace_root;
 use serde_json::Value;
 
 /// Each crate and the crates of this workspace it may depend on, in any section of its manifest.
-const GRAPH: [(&str, &[&str]); 11] = [
+const GRAPH: [(&str, &[&str]); 12] = [
     ("keyway-wire", &[]),
     ("keyway-lines", &[]),
     ("keyway-clients", &[]),
     ("keyway-zmq", &["keyway-wire"]),
     ("keyway-core", &["keyway-wire"]),
     ("keyway-text", &["keyway-wire"]),
+    ("keyway-apis", &["keyway-text"]),
     ("keyway-kernels", &[]),
     (
         "keyway-worker",
-        &["keyway-wire", "keyway-lines", "keyway-clients", "keyway-zmq", "keyway-text", "keyway-kernels"],
+        &[
+            "keyway-wire",
+            "keyway-lines",
+            "keyway-clients",
+            "keyway-zmq",
+            "keyway-text",
+            "keyway-apis",
+            "keyway-kernels",
+        ],
     ),
     (
         "keyway",
-        &["keyway-wire", "keyway-lines", "keyway-clients", "keyway-core", "keyway-text", "keyway-worker"],
+        &[
+            "keyway-wire",
+            "keyway-lines",
+            "keyway-clients",
+            "keyway-core",
+            "keyway-text",
+            "keyway-apis",
+            "keyway-worker",
+        ],
     ),
     ("keyway-loadtest", &["keyway-wire", "keyway-zmq", "keyway-core"]),
     (

@@ -33,6 +33,7 @@ const GATEWAY: House = House {
         "telemetry",
         "access",
         "usage",
+        "translation",
         "fleet",
         "prompt",
         "upstream",

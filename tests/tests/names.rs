@@ -17,8 +17,9 @@ const SHORT_DOCS_MAX: usize = 200;
 const TUPLE_PARTS_MAX: usize = 2;
 
 /// The crates, by the folders of their sources.
-const CRATES: [&str; 11] = [
+const CRATES: [&str; 12] = [
     "gateway/src",
+    "gateway/apis/src",
     "gateway/clients/src",
     "gateway/core/src",
     "gateway/lines/src",
@@ -32,8 +33,9 @@ const CRATES: [&str; 11] = [
 ];
 
 /// Those whose errors have types.
-const TYPED: [&str; 10] = [
+const TYPED: [&str; 11] = [
     "gateway/src",
+    "gateway/apis/src",
     "gateway/clients/src",
     "gateway/core/src",
     "gateway/lines/src",

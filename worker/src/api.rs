@@ -23,6 +23,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod tokenize;
+mod told;
 mod tools;
 mod work;
 
@@ -35,7 +36,7 @@ use http::{HeaderValue, Method, StatusCode, header};
 use http_body_util::{BodyExt as _, Full};
 use keyway_clients::client::Client;
 use keyway_text::TextModel;
-use keyway_wire::headers::{NUMERICS_ID, REQUEST_ID};
+use keyway_wire::headers::{ANTHROPIC_REQUEST_ID, NUMERICS_ID, REQUEST_ID};
 use serde_json::{Value, json};
 
 use self::answer_body::AnswerBody;
@@ -92,8 +93,8 @@ where
 {
     let request_id = request.headers().get(REQUEST_ID).cloned().unwrap_or_else(new_request_id);
     let memory = Arc::clone(&app.memory);
-    let refuse =
-        if messages::has(request.uri().path()) { messages::refusal } else { ApiError::into_response };
+    let of_anthropic = messages::has(request.uri().path(), request.headers());
+    let refuse = if of_anthropic { messages::refusal } else { ApiError::into_response };
     let mut response = route(app, &client, request).await.unwrap_or_else(refuse);
     if let Some(bytes) = response.body().without_room() {
         // Who asks for pages and reads none would have them kept here.
@@ -101,6 +102,9 @@ where
             Ok(room) => response.body_mut().keep(room),
             Err(why) => response = refuse(ApiError::no_memory(why)),
         }
+    }
+    if of_anthropic {
+        response.headers_mut().insert(ANTHROPIC_REQUEST_ID, request_id.clone());
     }
     response.headers_mut().insert(REQUEST_ID, request_id);
     Ok(response)
@@ -139,7 +143,10 @@ where
         }
         "/v1/models" | "/health" | "/metrics" | "/version" | "/kv_event_sources" => {
             allow(&request, &[Method::GET, Method::HEAD])?;
-            get(&app, &path)?
+            match path.as_str() {
+                "/v1/models" => model::list(&app.model, request.headers(), request.uri().query())?,
+                _ => get(&app, &path)?,
+            }
         }
         _ => named(&app, &request, &path)?,
     };
@@ -148,14 +155,20 @@ where
 
 /// Answers on a path that ends with a name.
 fn named<B>(app: &Arc<App>, request: &http::Request<B>, path: &str) -> Result<Response, ApiError> {
-    if let Some(id) = path.strip_prefix("/v1/responses/") {
-        allow(request, &[Method::GET, Method::HEAD, Method::DELETE])?;
-        return responses::kept(app, request.method(), id);
+    if let Some(below) = path.strip_prefix("/v1/responses/") {
+        let unknown = || ApiError::unknown_path(request.method(), path);
+        let (id, wish) = responses::Wish::at(below).ok_or_else(unknown)?;
+        // What is made of a response by POST stands in an id's place, and is not known here.
+        if wish == responses::Wish::Itself && request.method() == Method::POST {
+            return Err(unknown());
+        }
+        allow(request, wish.methods())?;
+        return responses::kept(app, request.method(), id, (wish, request.uri().query()));
     }
     match path.strip_prefix("/v1/models/") {
         Some(name) if app.model.is_named(name) => {
             allow(request, &[Method::GET, Method::HEAD])?;
-            Ok(json_response(&app.model.card(name)))
+            Ok(json_response(&app.model.told(name, request.headers())))
         }
         Some(name) => Err(ApiError::model_not_found(name, app.model.name())),
         None => Err(ApiError::unknown_path(request.method(), path)),
@@ -171,7 +184,6 @@ fn allow<B>(request: &http::Request<B>, methods: &[Method]) -> Result<(), ApiErr
 
 fn get(app: &App, path: &str) -> Result<Response, ApiError> {
     Ok(match path {
-        "/v1/models" => json_response(&json!({"object": "list", "data": app.model.cards()})),
         "/version" => json_response(&json!({
             "version": env!("CARGO_PKG_VERSION"), "numerics_id": app.model.numerics_id,
         })),

@@ -6,6 +6,7 @@ use keyway_wire::block_hash::BlockHash;
 use crate::index::WorkerId;
 use crate::load::LoadSnapshot;
 use crate::media::{Media, more_tokens};
+use crate::transfers::Transfer;
 
 /// A worker that may be chosen.
 #[derive(Copy, Clone, Debug, PartialEq)]
@@ -23,9 +24,8 @@ pub struct Candidate {
     pub matched_blocks: u32,
     /// Blocks behind those that it does not hold itself and can fetch: from its host's memory or a disk.
     pub fetched_blocks: u32,
-    /// Where they can be fetched from: its name in the index for blocks in any tier, and prompt tokens
-    /// fetched in a millisecond. `None` where that is not known, or is not to count.
-    pub tiers: Option<(WorkerId, f64)>,
+    /// Where they can be fetched from. `None` where that is not known, or is not to count.
+    pub source: Option<Source>,
     /// What a copy of the request's hottest prefix would be used for here.
     pub reuse: Reuse,
     /// Tokens of active sessions that the request's own would displace here
@@ -36,6 +36,17 @@ pub struct Candidate {
     /// Its share of new work against other workers, for policies that do not look at costs; a positive
     /// number, usually 1. One that is not makes the worker a last resort for all.
     pub weight: f64,
+}
+
+/// Where a worker can fetch blocks of a prompt that are not in its own cache.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct Source {
+    /// A name in the index: its own for blocks in any tier, or that of another worker.
+    pub worker: WorkerId,
+    /// Whether it is another worker.
+    pub is_peer: bool,
+    /// What fetching takes.
+    pub transfer: Transfer,
 }
 
 /// What those who come later would find of a request's prompt, where it is sent to a worker that lacks it.
@@ -72,6 +83,15 @@ pub struct Turn {
     pub random: u64,
 }
 
+impl Source {
+    /// A worker's other tiers, all of which are `any_tier` in the index, at so many prompt tokens in a
+    /// millisecond.
+    pub fn tiers(any_tier: WorkerId, tokens_per_ms: f64) -> Self {
+        let transfer = Transfer { handover_ms: 0.0, ms_per_token: 1.0 / tokens_per_ms };
+        Self { worker: any_tier, is_peer: false, transfer }
+    }
+}
+
 impl Candidate {
     /// A worker of which nothing is known to match yet, and for which no request waits.
     pub fn new(worker: WorkerId, load: LoadSnapshot, tokens_per_ms: f64, weight: f64) -> Self {
@@ -82,7 +102,7 @@ impl Candidate {
             ahead_ms: 0.0,
             matched_blocks: 0,
             fetched_blocks: 0,
-            tiers: None,
+            source: None,
             reuse: Reuse::default(),
             crowded_tokens: 0.0,
             tokens_per_ms,

@@ -15,6 +15,7 @@
 //! holds the most (`owners.rs`), and what no worker has accepted yet takes no room of the worker's own
 //! (`claims.rs`).
 
+mod ancestry;
 mod checkpoints;
 mod claims;
 mod expected;
@@ -40,12 +41,14 @@ use keyway_wire::block_hash::BlockHash;
 
 use crate::candidate::{Candidate, RequestView};
 
+pub use self::ancestry::CHAIN_BLOCKS_MAX;
 pub(crate) use self::heat::{Hottest, MatchLengths};
 pub use self::matching::Lengths;
 pub use self::owners::Owner;
 pub use self::placement::Placement;
 pub use self::workers::WorkerId;
 
+use self::ancestry::Ancestry;
 use self::claims::Voids;
 use self::expected::Expected;
 use self::forks::Forks;
@@ -70,9 +73,13 @@ const EVICTION_SHARE: usize = 1024;
 /// once.
 const FETCHED_TOGETHER: usize = 16;
 
+/// Bytes of one residency: its slot, and its part of the table.
+const RESIDENCY_BYTES: usize = 44;
+
 /// The index. 44 bytes a residency, all allocated at the start and written as they come to be used.
 pub struct PrefixIndex {
     held: Holders,
+    ancestry: Ancestry,
     expected: Expected,
     heat: Heat,
     workers: Workers,
@@ -93,16 +100,22 @@ impl PrefixIndex {
     /// An index that never allocates more than `byte_budget` bytes. A budget too small for one residency
     /// gives an index that stays empty.
     pub fn new(byte_budget: usize) -> Self {
+        Self::sized(byte_budget, Ancestry::default())
+    }
+
+    fn sized(byte_budget: usize, ancestry: Ancestry) -> Self {
         let workers = Workers::new(byte_budget / WORKERS_SHARE);
         let expected = Expected::new(byte_budget / EXPECTED_SHARE);
         let heat = Heat::new(byte_budget / HEAT_SHARE);
         let others = workers.bytes() + expected.bytes() + heat.bytes();
-        let held = Holders::new(byte_budget.saturating_sub(others));
+        let rest = byte_budget.saturating_sub(others);
+        let held = Holders::new(ancestry.rest_of(rest, RESIDENCY_BYTES));
         let eviction_batch = (held.slab.capacity() / EVICTION_SHARE).clamp(1, MAX_EVICTION_BATCH);
         let (forks, owners, accepted) = (Forks::new(), Owners::new(), Accepted::new());
         let (settling, voids, sequence) = (Vec::new(), Voids::default(), 0);
         Self {
             held,
+            ancestry,
             expected,
             heat,
             workers,
@@ -186,6 +199,7 @@ impl PrefixIndex {
                 if claimed {
                     self.claim(first, blocks, &mut claims);
                 }
+                self.ancestry.learn(&self.held.slab, parent, (first, last), blocks);
                 likely = self.held.slab[last].older;
                 self.held.slab.move_run(self.workers.list_mut(list), parent, (first, last));
                 parent = last;
@@ -194,7 +208,7 @@ impl PrefixIndex {
                     break;
                 }
                 scattered = true;
-                parent = self.insert(list, parent, hash, stamp);
+                parent = self.insert_behind(list, parent, hash, stamp);
                 self.held.slab[parent].set_claims(1);
                 self.workers[place].pending += 1;
                 claims.push(parent);
@@ -204,7 +218,7 @@ impl PrefixIndex {
         }
         // What has made room for it was void before.
         self.sequence = self.sequence.wrapping_add(1);
-        Placement::claims(worker, place, self.sequence, added, claims, &self.accepted)
+        Placement::claims(worker, (place, self.sequence), (added, i), claims, &self.accepted)
     }
 
     /// The request's answer has ended: an exact worker has announced by now what it keeps of it.
@@ -223,7 +237,7 @@ impl PrefixIndex {
         }
     }
 
-    /// Blocks that exact workers are computing, as far as they have not announced them.
+    /// Blocks of requests under way at exact workers, which these had not announced when they were sent.
     pub fn expected(&self) -> usize {
         self.expected.len()
     }
@@ -233,6 +247,14 @@ impl PrefixIndex {
     /// too.
     pub fn store_block(&mut self, worker: WorkerId, parent: Option<BlockHash>, hash: BlockHash) -> bool {
         let Some(place) = self.workers.get_or_add(worker) else { return false };
+        let stored = self.store_at(place, parent, hash);
+        if stored && !self.expected.is_empty() {
+            self.expected.announced(hash, place);
+        }
+        stored
+    }
+
+    fn store_at(&mut self, place: u16, parent: Option<BlockHash>, hash: BlockHash) -> bool {
         if let Some(held) = self.held.find(hash, place) {
             self.workers[place].last = held;
             self.accept(held, 0);
@@ -248,7 +270,7 @@ impl PrefixIndex {
         let room = self.trim(place, 1, kept) && self.make_room(list, kept);
         if room {
             let stamp = slab::stamp(self.workers.number(place), list.nth);
-            self.workers[place].last = self.insert(list, parent, hash, stamp);
+            self.workers[place].last = self.insert_behind(list, parent, hash, stamp);
         }
         room
     }
@@ -257,6 +279,9 @@ impl PrefixIndex {
     /// them are stored.
     pub fn fetch(&self, blocks: &[BlockHash]) {
         self.held.fetch(blocks);
+        if !self.expected.is_empty() {
+            self.expected.fetch(blocks);
+        }
     }
 
     /// Forgets one block of `worker`. The caller has forgotten its children: residency stays prefix-closed.
@@ -328,7 +353,8 @@ impl PrefixIndex {
 
     /// Bytes allocated: constant, and at most the budget.
     pub fn bytes(&self) -> usize {
-        self.held.bytes() + self.expected.bytes() + self.heat.bytes() + self.workers.bytes()
+        let held = self.held.bytes() + self.ancestry.bytes(self.capacity());
+        held + self.expected.bytes() + self.heat.bytes() + self.workers.bytes()
     }
 
     /// A request was sent, of which so many tokens are computed: its prefixes are that much hotter.
@@ -382,10 +408,21 @@ impl PrefixIndex {
         last.filter(is_parent).or_else(|| self.held.find(parent, place))
     }
 
-    /// Makes a block resident, most recent after its parent. There must be room.
-    fn insert(&mut self, list: ListId, parent: u32, hash: BlockHash, stamp: u32) -> u32 {
+    /// Makes a block resident, most recent after its parent in the chain. There must be room.
+    #[inline]
+    fn insert_behind(&mut self, list: ListId, parent: u32, hash: BlockHash, stamp: u32) -> u32 {
+        let slot = self.insert(list, parent, hash, stamp);
+        if self.ancestry.is_kept() {
+            self.ancestry.set(slot, parent, self.held.slab.capacity());
+        }
+        slot
+    }
+
+    /// Makes a block resident, after `newer` in recency. There must be room.
+    #[inline]
+    fn insert(&mut self, list: ListId, newer: u32, hash: BlockHash, stamp: u32) -> u32 {
         let slot = self.held.insert(hash, list.place, stamp);
-        self.held.slab.link(self.workers.list_mut(list), parent, slot);
+        self.held.slab.link(self.workers.list_mut(list), newer, slot);
         self.workers[list.place].len += 1;
         self.owners.add(self.workers.owner(list));
         slot

@@ -6,12 +6,14 @@
 //! 1. [`keyer`]: a prompt's canonical bytes become a chain of block hashes; [`media`]: what in it is no text.
 //! 2. [`index`]: which worker holds which prefix, in a fixed number of bytes.
 //! 3. [`load`]: what each worker has been sent and not yet finished; [`pace`]: how fast it gets through that.
-//!    [`others`]: what others send there.
+//!    [`others`]: what others send there, [`told`]: what they have placed there.
 //! 4. [`cost`]: the predicted price of sending a request to a worker.
 //! 5. [`mod@pick`]: the choice, with its reason; [`policy`] lists what may be asked for; [`mod@route`] is one
 //!    step of it all, as gateway and simulator take it.
+//! 6. [`mod@legs`]: whether one worker computes a prompt and another answers; [`mod@transfers`]: what moving
+//!    its KV takes; [`mod@peers`]: what a worker could fetch of a prompt from another.
 //!
-//! 6. [`waiting_room`]: who begins when, and who waits until a worker can begin.
+//! 7. [`waiting_room`]: who begins when, and who waits until a worker can begin.
 //!
 //! [`mod@capacity`] is what a cache that says nothing is believed to hold, [`rate`] how fast a worker is,
 //! [`mod@fading`] what its cache was good for lately, [`slow_start`] how a cold one joins.
@@ -31,11 +33,13 @@ pub mod health;
 pub mod index;
 pub mod keyer;
 pub mod kv_feed;
+pub mod legs;
 pub mod load;
 pub mod media;
 pub mod others;
 pub mod own_faults;
 pub mod pace;
+pub mod peers;
 pub mod pick;
 pub mod poison;
 pub mod policy;
@@ -47,6 +51,8 @@ pub mod route;
 pub mod sessions;
 pub mod slow_start;
 pub mod token_chain;
+pub mod told;
+pub mod transfers;
 pub mod waiting_room;
 pub mod working_sets;
 
@@ -63,6 +69,7 @@ pub use health::{Health, State};
 pub use index::{Lengths, Owner, Placement, PrefixIndex, WorkerId};
 pub use keyer::{PrefixChain, TextKeyer};
 pub use kv_feed::{Action, KvFeed, Recovery};
+pub use legs::{Splitting, Ways};
 pub use load::{Load, LoadSnapshot};
 pub use media::Media;
 pub use others::{EngineLoad, OwnLoad};
@@ -74,4 +81,5 @@ pub use rate_limit::{RateLimit, Standing};
 pub use retry_budget::RetryBudget;
 pub use route::{PromptViews, consider, fill_matches, may_wait, quote};
 pub use token_chain::TokenSpace;
+pub use transfers::{Transfer, Transfers};
 pub use waiting_room::{CandidateSet, Quote, RoomRules, WaitingRoom};

@@ -2,12 +2,14 @@
 //! is decided by the owner of the response body, which calls `start`, then `first_token` or `cancelled`, then
 //! `end`.
 
+use std::f64::consts::LN_2;
 use std::sync::{
     Mutex, MutexGuard, PoisonError,
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 use std::time::Duration;
 
+use crate::fading::FadingSum;
 use crate::others::{Counted, EngineLoad, Others, OwnLoad};
 use crate::pace::{Pace, PaceSnapshot, Waiting};
 
@@ -15,14 +17,28 @@ use crate::pace::{Pace, PaceSnapshot, Waiting};
 #[derive(Debug, Default)]
 pub struct Load {
     requests: AtomicU64,
+    /// Of these, those whose prompt another worker computes at this moment, or whose KV is on its way.
+    elsewhere: AtomicU64,
     known: Mutex<Known>,
 }
 
 /// What takes a lock.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Known {
     pace: Pace,
     others: Others,
+    /// Requests whose prompt another worker computed, which come lately.
+    handed: FadingSum,
+}
+
+/// After so long a request that came with its KV counts half.
+const HANDED_HALF_LIFE: Duration = Duration::from_secs(60);
+
+impl Default for Known {
+    fn default() -> Self {
+        let (pace, others) = (Pace::default(), Others::default());
+        Self { pace, others, handed: FadingSum::new(HANDED_HALF_LIFE) }
+    }
 }
 
 /// The state at one moment.
@@ -30,6 +46,10 @@ struct Known {
 pub struct LoadSnapshot {
     /// Requests sent whose response body still lives, and others'.
     pub requests: u64,
+    /// Of these, those with an answer under way: others' are taken to have one.
+    pub answering: u64,
+    /// Requests per millisecond that came lately and whose prompt another worker computes.
+    pub handed_per_ms: f64,
     /// Uncached prompt tokens of those among them that have not produced a first token.
     pub waiting_prefill_tokens: u64,
     /// What waits, in time, and how busy it has been.
@@ -43,7 +63,15 @@ pub struct LoadSnapshot {
 impl Default for LoadSnapshot {
     fn default() -> Self {
         let (pace, counted) = (PaceSnapshot::default(), Counted::default());
-        Self { requests: 0, waiting_prefill_tokens: 0, pace, counted, own_share: 1.0 }
+        Self {
+            requests: 0,
+            answering: 0,
+            handed_per_ms: 0.0,
+            waiting_prefill_tokens: 0,
+            pace,
+            counted,
+            own_share: 1.0,
+        }
     }
 }
 
@@ -62,6 +90,30 @@ impl Load {
     /// is made.
     pub fn start(&self, now: Duration, uncached_tokens: u64, streams: bool) -> Waiting {
         self.requests.fetch_add(1, Relaxed);
+        self.computes(now, uncached_tokens, streams)
+    }
+
+    /// A request will be sent whose prompt another worker computes first.
+    pub fn start_elsewhere(&self, now: Duration) {
+        self.requests.fetch_add(1, Relaxed);
+        self.goes_elsewhere(now);
+    }
+
+    /// A request that is here already is one whose prompt another worker computes.
+    pub fn goes_elsewhere(&self, now: Duration) {
+        self.elsewhere.fetch_add(1, Relaxed);
+        self.known().handed.add(1.0, now);
+    }
+
+    /// The KV of a request of [`Load::start_elsewhere`] is here, or will not come.
+    pub fn comes_from_elsewhere(&self) {
+        let less = |count: u64| Some(count.saturating_sub(1));
+        let before = self.elsewhere.fetch_update(Relaxed, Relaxed, less);
+        debug_assert!(before.is_ok_and(|count| count > 0), "came more often than it began");
+    }
+
+    /// Such a request has so much prefill of its own after all.
+    pub fn computes(&self, now: Duration, uncached_tokens: u64, streams: bool) -> Waiting {
         self.known().pace.start(now, uncached_tokens, streams)
     }
 
@@ -96,8 +148,13 @@ impl Load {
     pub fn snapshot(&self, now: Duration, tokens_per_ms: f64) -> LoadSnapshot {
         let known = self.known();
         let others = known.others.now(now);
+        let requests = self.requests.load(Relaxed) + others.requests.round() as u64;
+        let before_their_answer = known.pace.waiting() as u64 + self.elsewhere.load(Relaxed);
         LoadSnapshot {
-            requests: self.requests.load(Relaxed) + others.requests.round() as u64,
+            requests,
+            answering: requests.saturating_sub(before_their_answer),
+            // What a steady rate adds up to is that rate times the half-life over ln 2.
+            handed_per_ms: known.handed.at(now) * LN_2 / HANDED_HALF_LIFE.as_millis() as f64,
             waiting_prefill_tokens: known.pace.waiting_tokens() + others.tokens as u64,
             pace: known.pace.snapshot(now, tokens_per_ms).with_others(&others, tokens_per_ms),
             counted: others.counted,

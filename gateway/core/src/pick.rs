@@ -1,13 +1,14 @@
 //! The choice of a worker: a pure function of the request, the candidates and the turn, with its reason. It
 //! changes nothing; recording the choice in the index and the load is the caller's.
 
-pub use crate::candidate::{Candidate, RequestView, Reuse, Turn};
+pub use crate::candidate::{Candidate, RequestView, Reuse, Source, Turn};
 pub use crate::policy::{Policy, Reason};
 
 use smallvec::{SmallVec, smallvec};
 
 use crate::balance;
 use crate::cost::{Cost, CostModel, Queue};
+use crate::peers::COPY_DISPLACES;
 
 /// The worker that was chosen, why, and what the request is expected to cost there.
 #[derive(Copy, Clone, Debug, PartialEq)]
@@ -43,9 +44,21 @@ pub fn pick_with(
     candidates: &[Candidate],
     turn: &Turn,
 ) -> Option<Pick> {
+    pick_priced(model, policy, request, (candidates, |one| cost_on(model, request, one)), turn)
+}
+
+/// [`pick_with`] of candidates that have a price of the caller's.
+pub(crate) fn pick_priced(
+    model: &CostModel,
+    policy: Policy,
+    request: &RequestView<'_>,
+    (candidates, price): (&[Candidate], impl Fn(&Candidate) -> Cost),
+    turn: &Turn,
+) -> Option<Pick> {
     let prices = Prices::wanted(policy, candidates.len())
-        .then(|| Prices::of(candidates.iter(), |one| (cost_on(model, request, one), one.held_blocks())));
-    choose(model, policy, request, (candidates, prices), turn)
+        .then(|| Prices::of(candidates.iter(), |one| (price(one), one.held_blocks())));
+    let (index, reason) = choose(model, policy, request, (candidates, prices), turn)?;
+    Some(picked(request, candidates, (index, reason), price(&candidates[index])))
 }
 
 /// [`pick`] of candidates that `ready` makes ready first, each just before it is priced: a thousand of them
@@ -68,7 +81,9 @@ pub(crate) fn pick_readied(
         candidates.iter_mut().for_each(ready);
         None
     };
-    choose(&model, policy, request, (candidates, prices), turn)
+    let (index, reason) = choose(&model, policy, request, (candidates, prices), turn)?;
+    let cost = cost_on(&model, request, &candidates[index]);
+    Some(picked(request, candidates, (index, reason), cost))
 }
 
 /// Chooses one of the candidates, by their prices if there are any.
@@ -78,8 +93,8 @@ fn choose(
     request: &RequestView<'_>,
     (candidates, prices): (&[Candidate], Option<Prices>),
     turn: &Turn,
-) -> Option<Pick> {
-    let (index, reason) = match (policy, prices) {
+) -> Option<(usize, Reason)> {
+    Some(match (policy, prices) {
         _ if candidates.is_empty() => return None,
         _ if candidates.len() == 1 => (0, Reason::Only),
         (_, Some(prices)) => by_cost(model, request, (candidates, prices), turn),
@@ -90,16 +105,19 @@ fn choose(
         (Policy::Random, _) => (balance::random(candidates, turn), Reason::Random),
         (Policy::PowerOfTwo, _) => (balance::power_of_two(candidates, turn), Reason::PowerOfTwo),
         (Policy::Chwbl, _) => (balance::chwbl(request, candidates, turn), Reason::Chwbl),
-    };
-    let matched_tokens = request.matched_tokens(candidates[index].held_blocks());
-    let cost = cost_on(model, request, &candidates[index]);
-    Some(Pick {
-        index,
-        reason,
-        matched_tokens,
-        uncached_tokens: request.prompt_tokens - matched_tokens,
-        cost,
     })
+}
+
+/// The pick of this candidate for this reason, at this price.
+fn picked(
+    request: &RequestView<'_>,
+    candidates: &[Candidate],
+    (index, reason): (usize, Reason),
+    cost: Cost,
+) -> Pick {
+    let matched_tokens = request.matched_tokens(candidates[index].held_blocks());
+    let uncached_tokens = request.prompt_tokens - matched_tokens;
+    Pick { index, reason, matched_tokens, uncached_tokens, cost }
 }
 
 /// What each candidate would cost.
@@ -144,15 +162,19 @@ pub fn cost_on(model: &CostModel, request: &RequestView<'_>, candidate: &Candida
     cost.crowded_ms = candidate.crowded_tokens * queue.ms_per_token;
     if candidate.fetched_blocks > 0 {
         cost.fetch_ms = fetch_ms(request, candidate);
+        if candidate.source.is_some_and(|source| source.is_peer) {
+            let fetched = request.fetched_tokens(candidate) as f64;
+            cost.displaced_ms += COPY_DISPLACES * model.displaced * fetched * queue.ms_per_token;
+        }
     }
     cost
 }
 
-/// Milliseconds in which it would fetch what other tiers hold.
+/// Milliseconds in which it would fetch what other tiers or a peer hold.
 #[inline(never)]
 fn fetch_ms(request: &RequestView<'_>, candidate: &Candidate) -> f64 {
     let fetched = request.fetched_tokens(candidate) as f64;
-    candidate.tiers.map_or(0.0, |(_, tokens_per_ms)| fetched / tokens_per_ms)
+    candidate.source.map_or(0.0, |source| source.transfer.ms(fetched))
 }
 
 /// The cheapest; among those about as cheap, the first in the rendezvous order of the first block that no

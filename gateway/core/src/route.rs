@@ -5,7 +5,9 @@
 use std::time::Duration;
 
 use crate::index::{MatchLengths, PrefixIndex, WorkerId};
+use crate::peers::fill_peers;
 use crate::pick::{Candidate, Pick, Policy, RequestView, Turn, pick_readied};
+use crate::transfers::Transfer;
 use crate::waiting_room::{Ahead, Quote};
 
 /// A request as each of the candidates sees it. Workers may cut prompts into blocks of different sizes.
@@ -40,9 +42,36 @@ pub fn consider(
     index: &PrefixIndex,
 ) -> Option<Pick> {
     let lengths = match_all(seen, candidates, index);
+    pick_matched(policy, seen, candidates, ahead, (now, turn), (index, &lengths))
+}
+
+/// [`consider`], where workers can fetch from each other what they hold of a prompt
+/// ([`crate::peers::fill_peers`]).
+pub fn consider_peers(
+    policy: Policy,
+    seen: &PromptViews<'_>,
+    candidates: &mut [Candidate],
+    ahead: &Ahead,
+    (now, turn): (Duration, &Turn),
+    (index, transfer): (&PrefixIndex, impl Fn(&Candidate, &Candidate) -> Option<Transfer>),
+) -> Option<Pick> {
+    let lengths = match_all(seen, candidates, index);
+    fill_peers(seen.views.first()?, candidates, transfer);
+    pick_matched(policy, seen, candidates, ahead, (now, turn), (index, &lengths))
+}
+
+#[inline(always)]
+fn pick_matched(
+    policy: Policy,
+    seen: &PromptViews<'_>,
+    candidates: &mut [Candidate],
+    ahead: &Ahead,
+    (now, turn): (Duration, &Turn),
+    (index, lengths): (&PrefixIndex, &MatchLengths),
+) -> Option<Pick> {
     let (first, all) = (seen.views.first()?, candidates.len());
     let own_share = candidates.first()?.load.own_share;
-    let hottest = index.hottest(now, first, &lengths, (all, own_share));
+    let hottest = index.hottest(now, first, lengths, (all, own_share));
     pick_readied(policy, first, candidates, turn, |candidate| {
         candidate.reuse = hottest.reuse(first, candidate);
         // What is fetched need not be computed, and is no copy.
@@ -95,7 +124,7 @@ fn match_all(seen: &PromptViews<'_>, candidates: &mut [Candidate], index: &Prefi
                 (f64::from(blocks) * view.block_tokens / first.block_tokens + 1e-9) as u32
             };
             candidate.matched_blocks = in_first(lengths.of(candidate.worker));
-            let anywhere = candidate.tiers.map_or(0, |(any_tier, _)| in_first(lengths.of(any_tier)));
+            let anywhere = candidate.source.map_or(0, |tiers| in_first(lengths.of(tiers.worker)));
             candidate.fetched_blocks = anywhere.saturating_sub(candidate.matched_blocks);
             found.add(candidate.matched_blocks);
         }
@@ -133,6 +162,7 @@ mod tests {
 
     use super::*;
     use crate::load::LoadSnapshot;
+    use crate::pick::Source;
 
     const NOW: Duration = Duration::from_secs(7);
 
@@ -186,7 +216,7 @@ mod tests {
         let route = |of: &[u32], fetch: Option<f64>| {
             let mut candidates: Vec<Candidate> = of.iter().map(|&worker| idle(worker)).collect();
             for candidate in candidates.iter_mut().filter(|candidate| candidate.worker == cpu) {
-                candidate.tiers = fetch.map(|tokens_per_ms| (cpu_tiers, tokens_per_ms));
+                candidate.source = fetch.map(|tokens_per_ms| Source::tiers(cpu_tiers, tokens_per_ms));
             }
             let turn = Turn { counter: 0, random: 9 };
             let (seen, ahead) = (PromptViews::of(&request, &[]), Ahead::default());

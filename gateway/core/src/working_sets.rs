@@ -6,9 +6,11 @@
 //! are paused between two turns, and the others go on with their caches.
 //!
 //! - **In and out:** a session is *in* from its first turn until its lease ends, which is as long as its next
-//!   turn usually takes to come. The tokens of those that are in count at the worker where they are. One that
-//!   is *out* comes in where it fits, or waits.
-//! - **Growth:** sessions grow. Where those of a worker come to more than it holds, the one that came in last
+//!   turn usually takes to come (`habit.rs`). The tokens of those that are in count at the worker where they
+//!   are. One that is *out* comes in where it fits, or waits.
+//! - **Order:** who began first comes in first, and is not sent out before those that began later
+//!   (`queue.rs`). So sessions end one after the other, and none is begun, forgotten and begun again.
+//! - **Growth:** sessions grow. Where those of a worker come to more than it holds, the one that began last
 //!   has to go: its turn under way goes on, its next one waits. So sessions come in only below that, with
 //!   room to grow ([`SetRules::fill`]).
 //! - **Coming back:** it costs a prefill of all of a session's past. So that the workers have time for the
@@ -23,12 +25,16 @@
 //! After Kang et al., "ThunderAgent" (arXiv 2602.13692), where an agent program is paused between tools.
 
 mod habit;
+mod held_turn;
+mod left;
 mod openings;
+mod queue;
 mod room;
 
 use std::time::Duration;
 
-use self::{habit::Habit, openings::Openings, room::Room};
+use self::{habit::Habit, openings::Openings, queue::Queues, room::Room};
+pub use self::{held_turn::HeldTurn, left::Left};
 use crate::index::WorkerId;
 use crate::spread_map::SpreadMap;
 
@@ -65,7 +71,7 @@ pub struct SetRules {
 impl Default for SetRules {
     fn default() -> Self {
         Self {
-            share: 0.85,
+            share: 0.88,
             fill: 0.9,
             returns: 0.3,
             longest_pause: Duration::from_secs(60),
@@ -128,26 +134,6 @@ pub struct Home {
     pub tokens_per_s: f64,
 }
 
-/// What the workers that a turn may go to can do together, and have to do for sessions. Other workers'
-/// sessions, those of another model, are no part of it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Left {
-    /// Prompt tokens that they compute in a second.
-    pub tokens_per_s: f64,
-    /// Tokens that their caches hold; infinitely many where that is not known of all.
-    pub cache_tokens: f64,
-    /// Whether requests wait because none of them can begin.
-    pub is_behind: bool,
-    /// Prompt tokens that sessions ask of them in a second.
-    asked_per_s: f64,
-    /// Seconds from an answer's first token to its end.
-    answer_s: f64,
-    /// The most tokens that one of them has left for a session that comes in now.
-    most_free: f64,
-    /// When another of them may be come to, at the earliest.
-    opens: Duration,
-}
-
 /// The sessions, and what they take of each worker.
 #[derive(Debug)]
 pub struct WorkingSets {
@@ -155,6 +141,7 @@ pub struct WorkingSets {
     sessions: SpreadMap<u64, Session>,
     rooms: SpreadMap<WorkerId, Room>,
     openings: Openings,
+    queues: Queues,
     /// By kind of session.
     habits: [Habit; 3],
     /// When the next lease ends, at the earliest.
@@ -171,6 +158,8 @@ struct Session {
     tokens: f64,
     is_in: bool,
     in_flight: u32,
+    /// When its first turn came that is known.
+    since: Duration,
     /// When its last turn began.
     began: Duration,
     /// When its last turn ended.
@@ -187,6 +176,7 @@ impl WorkingSets {
             sessions: SpreadMap::default(),
             rooms: SpreadMap::default(),
             openings: Openings::default(),
+            queues: Queues::default(),
             habits: Default::default(),
             next_end: Duration::MAX,
         }
@@ -231,52 +221,6 @@ impl WorkingSets {
         elsewhere + (need - self.free(worker) - here).clamp(0.0, need)
     }
 
-    /// What these workers can do together, and have left for sessions. `is_behind`: whether requests wait
-    /// because none of them can begin.
-    pub fn left(&mut self, now: Duration, homes: impl Iterator<Item = Home>, is_behind: bool) -> Left {
-        self.end_leases(now);
-        let mut left = Left {
-            tokens_per_s: 0.0,
-            cache_tokens: 0.0,
-            is_behind,
-            asked_per_s: 0.0,
-            answer_s: 0.0,
-            most_free: 0.0,
-            opens: Duration::MAX,
-        };
-        let (mut answers, mut answering_s) = (0.0, 0.0);
-        for home in homes {
-            left.tokens_per_s += home.tokens_per_s;
-            left.cache_tokens += home.capacity.unwrap_or(f64::INFINITY);
-            let Some(room) = self.rooms.get(&home.worker) else {
-                left.most_free = f64::INFINITY;
-                continue;
-            };
-            left.asked_per_s += room.asked_per_s(now);
-            answers += room.answers;
-            answering_s += room.answers * room.answer_s;
-            if room.paid > now {
-                left.opens = left.opens.min(room.paid);
-            } else {
-                left.most_free = left.most_free.max(room.free(&self.rules));
-            }
-        }
-        left.answer_s = if answers > 0.0 { answering_s / answers } else { 0.0 };
-        left
-    }
-
-    /// Whether pauses pay for sessions of this kind: the workers could not compute anew what is asked, and
-    /// their caches, if they held all that is in, would serve enough more than that. A session's tokens are
-    /// then served once in the time of an answer and until the next turn; no prefill is waited for.
-    pub fn pays(&self, kind: KnownBy, left: &Left) -> bool {
-        let cycle_s = (self.habits[kind as usize].mean_s + left.answer_s).max(f64::MIN_POSITIVE);
-        let served_per_s = self.rules.share * left.cache_tokens / cycle_s;
-        let from = if left.is_behind { self.rules.pays_from_behind } else { self.rules.pays_from };
-        left.asked_per_s > from * left.tokens_per_s
-            && left.cache_tokens.is_finite()
-            && served_per_s > self.rules.turnover * left.tokens_per_s
-    }
-
     /// Tokens that a turn needs at a worker for itself.
     fn need(&self, turn: &NextTurn) -> f64 {
         let own = |shared: f64| (turn.prompt_tokens - shared).max(0.0);
@@ -297,13 +241,9 @@ impl WorkingSets {
         self.openings.remember(conversation, found_tokens);
     }
 
-    /// Until when a turn waits; `None`: it may begin. `left`: what the workers have that it may go to.
-    pub fn waits_until(&self, now: Duration, turn: &NextTurn, left: &Left) -> Option<Duration> {
-        let latest = turn.arrived + self.rules.longest_pause;
-        if self.is_in(turn.session) || now >= latest || self.need(turn) <= left.most_free {
-            return None;
-        }
-        Some(latest.min(self.next_end).min(left.opens).max(now))
+    /// A turn that waited is gone.
+    pub fn leaves(&mut self, session: u64) {
+        self.queues.leave(session);
     }
 
     /// A turn begins at a worker.
@@ -311,6 +251,7 @@ impl WorkingSets {
         if self.sessions.len() >= SESSIONS_MAX && !self.sessions.contains_key(&turn.session) {
             self.forget_half();
         }
+        self.queues.leave(turn.session);
         let comes_back = self.sessions.get(&turn.session).is_some_and(|session| !session.is_in);
         let (rules, gap_s) = (self.rules, self.habits[turn.known_by as usize].mean_s);
         let room = self.room(home);
@@ -329,6 +270,7 @@ impl WorkingSets {
             tokens: 0.0,
             is_in: false,
             in_flight: 0,
+            since: turn.arrived,
             began: now,
             ended: Duration::MAX,
             lease: Duration::MAX,
@@ -360,12 +302,13 @@ impl WorkingSets {
         let Some(known) = self.sessions.get_mut(&turn.session) else { return };
         let habit = &mut self.habits[known.known_by as usize];
         habit.ended.add(1.0, now);
-        let lease = now + habit.lease(now, self.rules.longest_lease);
         known.in_flight = known.in_flight.saturating_sub(1);
         known.ended = now;
         let since = |then: Duration| now.saturating_sub(then).as_secs_f64();
+        let mut lease = now;
         if let Some(room) = self.rooms.get_mut(&known.home) {
             room.answered(since(turn.first_token.unwrap_or(known.began)), since(known.began));
+            lease = now + habit.lease(now, (&self.rules, room));
         }
         if known.in_flight == 0 {
             known.lease = lease;
@@ -407,8 +350,8 @@ impl WorkingSets {
         }
     }
 
-    /// Sends sessions of a worker out until the rest fits: the last that came in, or, where one has waited
-    /// for as long as may be (`keeps`), the one that has been in for longest. One always stays.
+    /// Sends sessions of a worker out until the rest fits: the last that began, or, where one has waited for
+    /// as long as may be (`keeps`), the one that has been in for longest. One always stays.
     fn make_room(&mut self, worker: WorkerId, keeps: Option<u64>) {
         while let Some(room) = self.rooms.get(&worker) {
             let fits = room.most(&self.rules).is_none_or(|most| room.taken <= most);
@@ -417,7 +360,7 @@ impl WorkingSets {
             }
             let goes = match keeps {
                 Some(name) => room.inside.iter().find(|other| **other != name),
-                None => room.inside.last(),
+                None => room.inside.iter().max_by_key(|name| self.sessions.get(name).map(|one| one.since)),
             };
             let Some(&goes) = goes else { return };
             self.send_out(goes);

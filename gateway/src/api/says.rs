@@ -108,8 +108,9 @@ impl<'a> Chunk<'a> {
         if let Some(fault) = self.fault(&kind, named_error) {
             let raises = match api {
                 Api::Messages => named_error && kind == "error" && self.error.is_some(),
-                Api::Responses => self.error.is_some() || kind == "response.failed",
-                _ => self.error.is_some() && self.choices.is_none(),
+                // Of an error without fields clients could tell nothing.
+                Api::Responses => self.has_error_object() || kind == "response.failed",
+                _ => self.has_error_object() && self.choices.is_none(),
             };
             return Said { fault: Some(fault), raises, ..Said::default() };
         }
@@ -122,6 +123,10 @@ impl<'a> Chunk<'a> {
             Api::Chat | Api::Completions => Said::default(),
             Api::Other => Said::TOKEN,
         }
+    }
+
+    fn has_error_object(&self) -> bool {
+        self.error.is_some_and(|error| error.raw().starts_with('{'))
     }
 
     fn fault(&self, kind: &str, named_error: bool) -> Option<AtFault> {

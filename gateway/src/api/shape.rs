@@ -1,14 +1,16 @@
 //! Errors of the gateway in the shape that each API's clients raise on: OpenAI's object for chat completions,
 //! completions and everything else, the same beside the fields of its own error event for responses,
-//! Anthropic's for messages.
+//! Anthropic's for messages. A worker's own error in a stream is told again in that shape, where the API's
+//! clients would not raise on it as it is.
 //!
 //! Shapes: OpenAI's API reference ("streaming events", `error`); Anthropic's ("errors", and "error events" of
 //! streaming).
 
+use keyway_apis::{messages, said_in_event};
 use keyway_wire::openai::ErrorBody;
 use serde_json::json;
 
-use super::Api;
+use super::{Api, NO_THREADS};
 
 impl Api {
     /// The body of an answer that is an error.
@@ -27,6 +29,18 @@ impl Api {
             _ => error.to_event(),
         }
     }
+
+    /// The same event with what a worker's own one says, of which this is the data: its text, and its code or
+    /// class. `None` where it says nothing that can be told.
+    pub fn error_event_of(self, data: &[u8], error: &ErrorBody, events: u64) -> Option<String> {
+        let (text, code) = said_in_event(data).filter(|_| self != Self::Other)?;
+        if self == Self::Messages {
+            return Some(format!("event: error\ndata: {}\n\n", messages::error_of_event(data)));
+        }
+        let mut said = error.clone();
+        (said.error.message, said.error.code) = (text, code.or(said.error.code));
+        Some(self.error_event(0, &said, events))
+    }
 }
 
 fn anthropic(status: u16, ErrorBody { error }: &ErrorBody) -> serde_json::Value {
@@ -41,7 +55,12 @@ fn anthropic(status: u16, ErrorBody { error }: &ErrorBody) -> serde_json::Value 
         503 => "overloaded_error",
         _ => "api_error",
     };
-    json!({"type": "error", "error": {"type": kind, "message": error.message, "code": error.code}})
+    let mut told =
+        json!({"type": "error", "error": {"type": kind, "message": error.message, "code": error.code}});
+    if error.code.as_deref() == Some(NO_THREADS) {
+        told["error"]["details"] = json!({"error_code": NO_THREADS});
+    }
+    told
 }
 
 /// The fields of OpenAI's event, and the object that its clients raise on in any stream.
@@ -79,6 +98,20 @@ mod tests {
         let responses = data(&event(Api::Responses));
         assert_eq!((&responses["sequence_number"], &responses["code"]), (&json!(3), &json!("stream_lost")));
         assert_eq!(responses["error"]["message"], "it broke");
+        let vllm = br#"{"error":{"message":"too long","type":"BadRequestError","code":400}}"#;
+        let again = |api: Api, said: &[u8]| api.error_event_of(said, &error, 3);
+        let messages = data(&again(Api::Messages, vllm).unwrap());
+        assert_eq!(
+            messages,
+            json!({"type": "error", "error": {"type": "invalid_request_error", "message": "too long"}})
+        );
+        let responses =
+            data(&again(Api::Responses, br#"{"type":"error","code":"c","message":"m"}"#).unwrap());
+        assert_eq!((&responses["code"], &responses["error"]["message"]), (&json!("c"), &json!("m")));
+        let chat = again(Api::Chat, br#"{"detail":"engine dead"}"#).unwrap();
+        assert_eq!(chat, event(Api::Chat).replace("it broke", "engine dead"));
+        assert_eq!(again(Api::Chat, b"{}"), None);
+        assert_eq!(again(Api::Other, vllm), None);
         let refused = Api::Messages.error_body(429, &error);
         assert!(refused.starts_with('{') && refused.contains("rate_limit_error"), "{refused}");
     }

@@ -12,8 +12,9 @@ use crate::limits::CORS_MAX_AGE;
 
 /// What of an answer a page may read unless it is told otherwise: the gateway's own names, and those of
 /// limits.
-const EXPOSED: [&str; 18] = [
+const EXPOSED: [&str; 19] = [
     names::REQUEST_ID,
+    names::ANTHROPIC_REQUEST_ID,
     names::WORKER,
     names::REASON,
     names::MATCHED_TOKENS,
@@ -46,8 +47,8 @@ pub struct CorsFile {
     pub allow_methods: Option<Vec<String>>,
     /// Headers that they may send; `*`, the default, for all that a page asks for, `authorization` too.
     pub allow_headers: Option<OneOrMany>,
-    /// Headers of answers that they may read (`x-request-id`, `x-keyway-*`, `retry-after`, `x-ratelimit-*`,
-    /// `anthropic-ratelimit-*`).
+    /// Headers of answers that they may read (`x-request-id`, `request-id`, `x-keyway-*`, `retry-after`,
+    /// `x-ratelimit-*`, `anthropic-ratelimit-*`).
     pub expose_headers: Option<Vec<String>>,
     /// Whether browsers send cookies and certificates along (false).
     pub allow_credentials: bool,

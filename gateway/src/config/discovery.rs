@@ -1,13 +1,13 @@
 //! `[discovery]`: where workers that come and go are learned of, besides those that the file lists.
 
-use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{net::IpAddr, num::NonZeroU16, path::PathBuf, str::FromStr, time::Duration};
 
 use http::HeaderValue;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ConfigError, KubernetesFleet, KubernetesTable, RankError, WorkerConfig, WorkerTable,
+    ConfigError, KubernetesFleet, KubernetesTable, KvTransfer, RankError, Role, WorkerConfig, WorkerTable,
     worker_url::{WorkerUrl, without_secret},
 };
 use crate::limits;
@@ -51,6 +51,12 @@ pub struct DnsTable {
     pub data_parallel_size: Option<u32>,
     /// Speak HTTP/2 with them, without TLS (false).
     pub http2: Option<bool>,
+    /// Which part of requests they are for: `prefill`, `decode` or `both` (both); see `[[worker]]`.
+    pub role: Option<Role>,
+    /// How their KV is moved, `nixl`, `mooncake` or `sglang`; see `[[worker]]`.
+    pub kv_transfer: Option<KvTransfer>,
+    /// Port at which others learn where KV is; see `[[worker]]`.
+    pub bootstrap_port: Option<NonZeroU16>,
 }
 
 /// `[discovery]`, validated: where workers that come and go are learned of.
@@ -68,6 +74,14 @@ pub struct DiscoveryConfig {
     pub interval: Duration,
     /// Who may be added by operators.
     pub admin_allow: Vec<HostRule>,
+}
+
+impl DiscoveryConfig {
+    /// Whether workers may come that are not listed.
+    pub(super) fn finds_workers(&self) -> bool {
+        let Self { file, dns, kubernetes, admin_allow, .. } = self;
+        file.is_some() || !dns.is_empty() || !kubernetes.is_empty() || !admin_allow.is_empty()
+    }
 }
 
 /// A name whose addresses are workers.
@@ -146,6 +160,9 @@ impl DnsName {
             weight: self.table.weight,
             api_key_file: self.table.api_key_file.clone(),
             http2: self.table.http2,
+            role: self.table.role,
+            kv_transfer: self.table.kv_transfer,
+            bootstrap_port: self.table.bootstrap_port,
             ..at
         })?;
         let api_key = self.basic.clone().or(worker.api_key);

@@ -7,8 +7,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ConfigError, CorsFile, DiscoveryFile, PeersFile, ResumeFile, ScaleFile, StoredStateFile, TracesFile,
-    WorkerEntry, address, hint, worker_url::without_secret,
+    ConfigError, CorsFile, DiscoveryFile, ModelTable, PeersFile, ResumeFile, ScaleFile, SplitFile,
+    StoredStateFile, TracesFile, WorkerEntry, address, hint, worker_url::without_secret,
 };
 use crate::{machine::log::LogFormat, net::tls::TlsFiles};
 
@@ -31,7 +31,7 @@ pub struct File {
     pub log_format: Option<LogFormat>,
     /// The workers: URLs, or tables.
     pub worker: Vec<WorkerEntry>,
-    /// What is known of models beforehand.
+    /// What is known of models beforehand, and by which names they are served.
     pub model: Vec<ModelTable>,
     /// How prompts are identified and the index is sized.
     pub routing: RoutingFile,
@@ -65,17 +65,23 @@ pub struct RoutingFile {
     pub block_bytes: Option<NonZeroUsize>,
     /// Memory for the prefix index.
     pub index_bytes: Option<usize>,
-    /// File whose bytes key the hashes; random at start if absent.
+    /// File whose bytes key the hashes. If absent, random at start; with `[peers]` it follows from their
+    /// token, if there is one.
     pub hash_key_file: Option<PathBuf>,
     /// File to which the index is written when the gateway ends, and from which it is read at the start;
     /// needs hash_key_file, or a hand-over, so that names are the same.
     pub snapshot_file: Option<PathBuf>,
-    /// Whether answers carry `x-keyway-worker`, `x-keyway-reason` and `x-keyway-matched-tokens` (false): they
-    /// tell a client what others have asked.
+    /// Whether answers carry `x-keyway-worker`, `x-keyway-reason`, `x-keyway-matched-tokens` and, where it is
+    /// not the one asked for, `x-keyway-model` (false): they tell a client what others have asked.
     pub expose: bool,
     /// Whether workers are asked for the usage of streams whose clients do not ask, which then is not shown
     /// (true).
     pub ask_usage: Option<bool>,
+    /// Which prompts a worker whose role is `prefill` computes for one whose role is `decode`: `auto`, those
+    /// for which that costs less (the default), `always`, all that may, or `never`.
+    pub split: Option<SplitFile>,
+    /// Uncached prompt tokens below which none is computed for another (256).
+    pub prefill_from_tokens: Option<u64>,
     /// Whether a request must name its model where workers serve different ones (true); without, it goes to
     /// any of them.
     pub require_model: Option<bool>,
@@ -184,17 +190,6 @@ pub struct LimitsFile {
     pub request_timeout_ms: Option<u64>,
     /// Milliseconds for which a client may take nothing of what is sent to it.
     pub client_stall_ms: Option<u64>,
-}
-
-/// `[[model]]`: a model whose prompts are routed by their tokens, and its tokenizer.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ModelTable {
-    /// As requests name it.
-    pub name: String,
-    /// Folder with its `tokenizer.json`, `tokenizer_config.json` and chat template; `builtin` or `random` for
-    /// the worker's own models.
-    pub tokenizer: PathBuf,
 }
 
 impl File {

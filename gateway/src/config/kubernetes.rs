@@ -1,12 +1,12 @@
 //! `[[discovery.kubernetes]]`: which Services of a Kubernetes cluster have workers behind them, and what is
 //! true of those. How they are watched is `crate::watch::kubernetes`.
 
-use std::{net::IpAddr, path::PathBuf};
+use std::{net::IpAddr, num::NonZeroU16, path::PathBuf};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ConfigError, RankError, WorkerConfig, WorkerTable};
+use super::{ConfigError, KvTransfer, RankError, Role, WorkerConfig, WorkerTable};
 
 /// The label by which Kubernetes says to which Service an EndpointSlice belongs.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -38,6 +38,16 @@ pub struct KubernetesTable {
     pub data_parallel_size: Option<u32>,
     /// Speak HTTP/2 with them, without TLS; by default if the port's `appProtocol` is `kubernetes.io/h2c`.
     pub http2: Option<bool>,
+    /// Which part of requests they are for: `prefill`, `decode` or `both` (both); see `[[worker]]`. With
+    /// `role_label`, those whose pods have no such label.
+    pub role: Option<Role>,
+    /// How their KV is moved, `nixl`, `mooncake` or `sglang`; see `[[worker]]`.
+    pub kv_transfer: Option<KvTransfer>,
+    /// Port at which others learn where KV is; see `[[worker]]`.
+    pub bootstrap_port: Option<NonZeroU16>,
+    /// Label of pods that says for which part each of them is, by these words or by llm-d's; needs the right
+    /// to watch pods. A pod whose label says no role gets no requests.
+    pub role_label: Option<String>,
     /// Whether the pod that is worth least is marked, so that a scale-in takes it first (false).
     pub deletion_cost: bool,
 }
@@ -63,6 +73,8 @@ pub struct KubernetesFleet {
     pub port: Option<PortRef>,
     /// Whether the pod that is worth least is marked.
     pub deletion_cost: bool,
+    /// Label of pods that says their role.
+    pub role_label: Option<String>,
     table: KubernetesTable,
 }
 
@@ -82,11 +94,15 @@ impl TryFrom<&KubernetesTable> for KubernetesFleet {
         {
             return Err(wrong(&format!("{name:?} is no name of an object in Kubernetes")));
         }
+        if let Some(label) = table.role_label.as_ref().filter(|label| !is_label(label)) {
+            return Err(wrong(&format!("role_label: {label:?} is no label's name")));
+        }
         let fleet = Self {
             selector,
             namespace: table.namespace.clone(),
             port: table.port.clone(),
             deletion_cost: table.deletion_cost,
+            role_label: table.role_label.clone(),
             table: table.clone(),
         };
         // All but the address is checked now, not at the first endpoint.
@@ -105,7 +121,30 @@ fn is_name(text: &str) -> bool {
         && !text.ends_with('-')
 }
 
+/// A label's key: <https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/>.
+fn is_label(text: &str) -> bool {
+    let (domain, name) = text.split_once('/').map_or((None, text), |(domain, name)| (Some(domain), name));
+    let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    (1..=63).contains(&name.len())
+        && name.chars().all(inner)
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.ends_with(|c: char| c.is_ascii_alphanumeric())
+        && domain.is_none_or(|domain| domain.len() <= 253 && domain.split('.').all(is_name))
+}
+
 impl KubernetesFleet {
+    /// The role of a pod with this value of the label; `None`: not known, so it is to get nothing. llm-d's
+    /// words are those of its filters by role (`llm-d-inference-scheduler`); a worker that encodes alone is
+    /// for no part that is known here.
+    pub fn role_by_label(&self, value: Option<&str>) -> Option<Role> {
+        match value {
+            None => self.table.role,
+            Some("prefill-decode" | "encode-prefill-decode") => Some(Role::Both),
+            Some("encode-prefill") => Some(Role::Prefill),
+            Some(value) => value.parse().ok(),
+        }
+    }
+
     /// The worker at an endpoint; `uid` is its pod's, `h2c` what its Service says of the port.
     pub fn worker(
         &self,
@@ -120,6 +159,9 @@ impl KubernetesFleet {
             weight: self.table.weight,
             api_key_file: self.table.api_key_file.clone(),
             http2: self.table.http2.or(Some(h2c)),
+            role: self.table.role,
+            kv_transfer: self.table.kv_transfer,
+            bootstrap_port: self.table.bootstrap_port,
             ..table
         })?;
         Ok(WorkerConfig { identity: uid.map(str::to_owned), ..worker })
@@ -187,11 +229,32 @@ mod tests {
     }
 
     #[test]
+    fn a_label_says_a_role_in_keyway_s_words_and_in_llm_d_s() {
+        let fleet = fleet("service = \"a\"\nrole_label = \"llm-d.ai/role\"").unwrap();
+        for (value, role) in [
+            ("prefill", Some(Role::Prefill)),
+            ("encode-prefill", Some(Role::Prefill)),
+            ("decode", Some(Role::Decode)),
+            ("both", Some(Role::Both)),
+            ("prefill-decode", Some(Role::Both)),
+            ("encode-prefill-decode", Some(Role::Both)),
+            ("encode", None),
+            ("Prefill", None),
+            ("", None),
+        ] {
+            assert_eq!(fleet.role_by_label(Some(value)), role, "{value:?}");
+        }
+        assert_eq!(fleet.role_by_label(None), None);
+    }
+
+    #[test]
     fn what_cannot_be_is_refused_at_once() {
         for (toml, word) in [
             ("namespace = \"a\"", "needs a service"),
             ("service = \"a.b\"", "no name"),
             ("service = \"a\"\nnamespace = \"B\"", "no name"),
+            ("service = \"a\"\nrole_label = \"a/b/c\"", "role_label"),
+            ("service = \"a\"\nrole_label = \"x=y\"", "role_label"),
             ("service = \"a\"\nweight = 0.0", "weight"),
             ("service = \"a\"\nkv_replay_port = 1", "kv_replay needs kv_events"),
             ("service = \"a\"\ndata_parallel_size = 0", "data_parallel_size"),

@@ -3,8 +3,10 @@
 use std::{path::PathBuf, time::Duration};
 
 use http::{HeaderValue, Uri};
+use keyway_wire::block_hash::HashKey;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use super::{ConfigError, port_of, worker::read_key};
 use crate::limits::{PEER_EVERY, PEER_EVERY_RANGE};
@@ -14,10 +16,11 @@ use crate::limits::{PEER_EVERY, PEER_EVERY_RANGE};
 #[serde(deny_unknown_fields, default)]
 pub struct PeersFile {
     /// Admin listeners of the other gateways in front of the same workers, such as
-    /// `http://keyway-admin:9090`: each address of each name is one. This gateway itself may be among them.
+    /// `http://keyway-admin:9090`: each address of each name is one. This gateway itself may be among
+    /// them.
     pub urls: Vec<String>,
-    /// Milliseconds between two words of theirs on what they have at each worker, where that changes (50; 10
-    /// to 1000).
+    /// Milliseconds between two words of theirs on what they have at each worker, where that changes (50;
+    /// 10 to 1000).
     pub every_ms: Option<u64>,
     /// File with the token that they ask of operators; by default they are shown this gateway's own
     /// (`auth.admin_token_file`).
@@ -33,6 +36,17 @@ pub struct PeersConfig {
     pub every: Duration,
     /// `Bearer …` to show them in place of this gateway's own.
     pub token: Option<HeaderValue>,
+}
+
+impl PeersConfig {
+    /// The key of prompts' names where there is no file for it: it follows from the token that gateways
+    /// show each other, so that those who tell each other name alike. The token does not follow from it.
+    /// `None`: there is no token.
+    pub fn hash_key(&self, admin_token: Option<&HeaderValue>) -> Option<HashKey> {
+        let token = self.token.as_ref().or(admin_token)?;
+        let digest = Sha256::new().chain_update(b"keyway: names of prompts\0").chain_update(token.as_bytes());
+        Some(HashKey::from_bytes(&digest.finalize()))
+    }
 }
 
 impl PeersFile {
@@ -66,6 +80,19 @@ mod tests {
     fn validated(urls: &[&str], every_ms: Option<u64>) -> Result<Option<PeersConfig>, ConfigError> {
         let urls = urls.iter().map(ToString::to_string).collect();
         PeersFile { urls, every_ms, token_file: None }.validated()
+    }
+
+    #[test]
+    fn gateways_with_one_token_name_alike() {
+        let [one, other] = ["Bearer one", "Bearer other"].map(HeaderValue::from_static);
+        let key = |own: Option<&HeaderValue>, admin: Option<&HeaderValue>| {
+            let config = PeersConfig { places: Vec::new(), every: PEER_EVERY, token: own.cloned() };
+            config.hash_key(admin).map(HashKey::to_bytes)
+        };
+        assert_eq!(key(Some(&one), Some(&other)), key(None, Some(&one)));
+        assert_ne!(key(None, Some(&one)), key(None, Some(&other)));
+        assert_ne!(key(None, Some(&one)), Some(HashKey::from_bytes(one.as_bytes()).to_bytes()));
+        assert_eq!(key(None, None), None);
     }
 
     #[test]

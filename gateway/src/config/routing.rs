@@ -2,8 +2,10 @@
 
 use std::{fs, num::NonZeroUsize, path::PathBuf, time::Duration};
 
-use keyway_core::{waiting_room::RoomRules, working_sets::SetRules};
+use keyway_core::{Splitting, waiting_room::RoomRules, working_sets::SetRules};
 use keyway_wire::block_hash::HashKey;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::{ConfigError, IgnoreTable, RoutingFile, ScaleFile, millis_or_never};
 use crate::limits;
@@ -25,6 +27,10 @@ pub struct RoutingConfig {
     pub snapshot_file: Option<PathBuf>,
     /// Whether workers are asked for the usage of streams whose clients do not ask.
     pub ask_usage: bool,
+    /// Which prompts other workers compute than those that answer.
+    pub split: Splitting,
+    /// Uncached prompt tokens below which none is.
+    pub prefill_from_tokens: u64,
     /// Whether a request must name its model where workers serve different ones.
     pub require_model: bool,
     /// When requests wait in the gateway; `None`: never.
@@ -45,7 +51,37 @@ pub struct RoutingConfig {
     pub decision_log: Option<(PathBuf, f64)>,
 }
 
+/// Which prompts a worker for prefill computes for one for decode.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum SplitFile {
+    /// Those for which that costs less.
+    #[default]
+    Auto,
+    /// All that may, whatever it costs.
+    Always,
+    /// None, whatever it costs.
+    Never,
+}
+
+impl SplitFile {
+    fn rule(self) -> Splitting {
+        match self {
+            Self::Auto => Splitting::Auto,
+            Self::Always => Splitting::Always,
+            Self::Never => Splitting::Never,
+        }
+    }
+}
+
 impl RoutingConfig {
+    /// How long a request waits for a room at a worker that answers with KV from elsewhere.
+    pub fn room_wait(&self) -> Duration {
+        let of =
+            |rules: RoomRules| rules.shed_after.map_or(limits::ROOM_WAIT, |shed| shed.min(limits::ROOM_WAIT));
+        self.room.map_or(Duration::ZERO, of)
+    }
+
     /// What the file says, and defaults for the rest.
     pub(super) fn of(file: RoutingFile, scale: &ScaleFile) -> Result<Self, ConfigError> {
         let hash_key = match &file.hash_key_file {
@@ -68,6 +104,8 @@ impl RoutingConfig {
             expose: file.expose,
             snapshot_file: file.snapshot_file,
             ask_usage: file.ask_usage.unwrap_or(true),
+            split: file.split.unwrap_or_default().rule(),
+            prefill_from_tokens: file.prefill_from_tokens.unwrap_or(limits::PREFILL_FROM_TOKENS),
             require_model: file.require_model.unwrap_or(true),
             room,
             load_scrape: millis_or_never(file.load_scrape_ms.unwrap_or(1_000)),

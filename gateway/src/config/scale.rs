@@ -7,7 +7,7 @@ use keyway_core::autoscale::ScaleRules;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::ConfigError;
+use super::{ConfigError, Role};
 use crate::limits;
 
 /// `[scale]`: the rules for all models, and in `[[scale.model]]` for one.
@@ -46,12 +46,16 @@ pub struct ScaleFile {
     pub model: Vec<ScaleModelTable>,
 }
 
-/// `[[scale.model]]`: what differs for one model; all else is as in `[scale]`.
+/// `[[scale.model]]`: what differs for one model, or for its workers of one role; all else is as in
+/// `[scale]`, and for a role as in the model's table without one.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ScaleModelTable {
     /// As workers list it first; requests for it may wait although no worker was ever seen.
     pub name: String,
+    /// Of its workers for this part of requests alone: `prefill`, `decode` or `both`; each role has a sum of
+    /// its own. Of all if absent.
+    pub role: Option<Role>,
     /// Fewest workers of this model; as in `[scale]` if absent.
     pub min: Option<u32>,
     /// Most workers of this model; as in `[scale]` if absent.
@@ -80,6 +84,10 @@ pub struct ScaleConfig {
     pub default: ModelScale,
     /// By name, models that have a `[[scale.model]]` of their own.
     pub models: BTreeMap<String, ModelScale>,
+    /// The same for workers of one role.
+    pub roles: BTreeMap<(String, Role), ModelScale>,
+    /// Uncached prompt tokens from which on a worker for decode has another one compute them.
+    pub prefill_from_tokens: u64,
     /// How long a request waits for the first worker of its model; zero: not at all.
     pub wait: Duration,
     /// Requests that may wait so.
@@ -113,22 +121,58 @@ impl TryFrom<&ScaleFile> for ScaleConfig {
         };
         let prior = file.prefill_tokens_per_second.unwrap_or(limits::PRIOR_PREFILL_TOKENS_PER_S);
         let default = checked(ModelScale { rules, prior_tokens_per_s: prior }, "scale")?;
-        let mut models = BTreeMap::new();
-        for model in &file.model {
-            let mut own = default.clone();
-            own.rules.min = model.min.unwrap_or(own.rules.min);
-            own.rules.max = model.max.unwrap_or(own.rules.max);
-            own.rules.ttft_slo_s = model.ttft_slo_seconds.unwrap_or(own.rules.ttft_slo_s);
-            own.rules.running_per_worker = model.running_per_worker.or(own.rules.running_per_worker);
-            own.prior_tokens_per_s = model.prefill_tokens_per_second.unwrap_or(own.prior_tokens_per_s);
-            let own = checked(own, &format!("scale.model {:?}", model.name))?;
-            if models.insert(model.name.clone(), own).is_some() {
-                return Err(ConfigError(format!("scale.model {:?} is listed twice", model.name)));
+        let (mut models, mut roles) = (BTreeMap::new(), BTreeMap::new());
+        let twice = |table: &ScaleModelTable| ConfigError(format!("scale.{} is listed twice", table.shown()));
+        for table in file.model.iter().filter(|table| table.role.is_none()) {
+            if models.insert(table.name.clone(), table.over(&default)?).is_some() {
+                return Err(twice(table));
+            }
+        }
+        // Whatever the order in which they stand.
+        for (table, role) in file.model.iter().filter_map(|table| Some((table, table.role?))) {
+            let own = table.over(models.get(&table.name).unwrap_or(&default))?;
+            if roles.insert((table.name.clone(), role), own).is_some() {
+                return Err(twice(table));
             }
         }
         let wait = seconds(file.wait_seconds, Duration::ZERO, "wait_seconds")?;
         let wait_max = file.wait_max.unwrap_or(limits::FIRST_WORKER_WAITERS);
-        Ok(Self { default, models, wait, wait_max, external_listen: file.external_listen })
+        let external_listen = file.external_listen;
+        let prefill_from_tokens = limits::PREFILL_FROM_TOKENS;
+        Ok(Self { default, models, roles, prefill_from_tokens, wait, wait_max, external_listen })
+    }
+}
+
+impl ScaleConfig {
+    /// The rules of a model's workers, or of those of a role.
+    pub fn of(&self, model: &str, role: Option<Role>) -> &ModelScale {
+        let own = role.and_then(|role| self.roles.get(&(model.to_owned(), role)));
+        own.or_else(|| self.models.get(model)).unwrap_or(&self.default)
+    }
+
+    /// All rules that there are.
+    pub fn all(&self) -> impl Iterator<Item = &ModelScale> {
+        self.models.values().chain(self.roles.values()).chain([&self.default])
+    }
+}
+
+impl ScaleModelTable {
+    /// These rules, and where the table says nothing, the others.
+    fn over(&self, usual: &ModelScale) -> Result<ModelScale, ConfigError> {
+        let mut own = usual.clone();
+        own.rules.min = self.min.unwrap_or(own.rules.min);
+        own.rules.max = self.max.unwrap_or(own.rules.max);
+        own.rules.ttft_slo_s = self.ttft_slo_seconds.unwrap_or(own.rules.ttft_slo_s);
+        own.rules.running_per_worker = self.running_per_worker.or(own.rules.running_per_worker);
+        own.prior_tokens_per_s = self.prefill_tokens_per_second.unwrap_or(own.prior_tokens_per_s);
+        checked(own, &format!("scale.{}", self.shown()))
+    }
+
+    fn shown(&self) -> String {
+        match self.role {
+            None => format!("model {:?}", self.name),
+            Some(role) => format!("model {:?} for {}", self.name, role.as_str()),
+        }
     }
 }
 
@@ -177,6 +221,23 @@ mod tests {
     }
 
     #[test]
+    fn a_role_has_its_model_s_rules_where_it_names_none() {
+        let scale = scale(
+            "max = 9\n[[model]]\nname = \"m\"\nrole = \"prefill\"\nmin = 2\n\
+             [[model]]\nname = \"m\"\nmax = 5\n[[model]]\nname = \"n\"\nrole = \"decode\"\nmin = 3",
+        )
+        .unwrap();
+        let bounds = |model, role| {
+            let rules = &scale.of(model, role).rules;
+            (rules.min, rules.max)
+        };
+        assert_eq!(bounds("m", Some(Role::Prefill)), (2, 5));
+        assert_eq!((bounds("m", Some(Role::Decode)), bounds("m", None)), ((1, 5), (1, 5)));
+        assert_eq!((bounds("n", Some(Role::Decode)), bounds("n", None)), ((3, 9), (1, 9)));
+        assert_eq!(scale.all().count(), 4);
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         for (text, word) in [
             ("min = 5\nmax = 4", "min"),
@@ -191,6 +252,10 @@ mod tests {
             ("prefill_tokens_per_second = 0.0", "prefill_tokens"),
             ("[[model]]\nname = \"m\"\n[[model]]\nname = \"m\"", "twice"),
             ("[[model]]\nname = \"m\"\nmin = 100", "\"m\""),
+            (
+                "[[model]]\nname = \"m\"\nrole = \"decode\"\n[[model]]\nname = \"m\"\nrole = \"decode\"",
+                "\"m\" for decode is listed twice",
+            ),
         ] {
             let error = scale(text).unwrap_err().to_string();
             assert!(error.contains(word), "{text}: {error}");

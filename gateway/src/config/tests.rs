@@ -26,6 +26,17 @@ fn a_worker_s_events_are_named_behind_its_url_or_in_its_table() {
 }
 
 #[test]
+fn a_worker_s_part_and_how_its_kv_is_moved_are_said_by_flag_and_by_table() {
+    let flag: WorkerConfig =
+        "http://a:1;role=decode;kv-transfer=mooncake;bootstrap-port=9000".parse().unwrap();
+    let table = "[[worker]]\nurl = \"http://a:1\"\nrole = \"decode\"\nkv_transfer = \"mooncake\"\nbootstrap_port = 9000";
+    assert_eq!(flag, WorkerConfig { finds_ranks: true, ..config(table).unwrap().workers[0].clone() });
+    assert_eq!((flag.role, flag.kv_transfer), (Some(Role::Decode), Some(KvTransfer::Mooncake)));
+    let nothing: WorkerConfig = "http://a:1".parse().unwrap();
+    assert_eq!((nothing.role, nothing.kv_transfer, nothing.bootstrap_port), (None, None, None));
+}
+
+#[test]
 fn the_example_file_is_valid_and_shows_every_key() {
     let example = include_str!("../../../deploy/keyway.toml");
     let config = config(example).unwrap();
@@ -76,11 +87,19 @@ fn what_is_wrong_is_named() {
         ("[routing]\ndecision_log_share = 2.0", "decision_log_share"),
         ("[routing]\nfetch_tokens_per_second = -1", "fetch_tokens_per_second"),
         ("worker = [\"http://a:1;kv-event=tcp://a:2\"]", "kv-events="),
+        ("worker = [\"http://a:1;role=decoder\"]", "role=prefill|decode|both"),
+        ("worker = [\"http://a:1;role=prefill\"]", "no worker answers"),
+        ("worker = [\"http://a:1;kv-transfer=ucx\"]", "kv-transfer=nixl|mooncake|sglang"),
+        ("worker = [\"http://a:1;bootstrap-port=0\"]", "bootstrap-port=PORT"),
+        ("[[worker]]\nurl = \"http://a:1\"\nrole = \"first\"", "prefill"),
         ("worker = [\"http://a:1;kv-events=a:2\"]", "tcp://HOST:PORT"),
         ("worker = [\"http://a:1;kv-replay=tcp://a:2\"]", "kv_events"),
         ("[[worker]]\nurl = \"http://a:1\"\nkv_events = \"tcp://*:5557\"", "tcp://HOST:PORT"),
         ("[[worker]]\nurl = \"http://a:1\"\nblock_size = 0", "block_size"),
-        ("[[model]]\nname = \"m\"\ntokenizer = \"a\"\n[[model]]\nname = \"m\"\ntokenizer = \"b\"", "two"),
+        (
+            "[[model]]\nname = \"m\"\ntokenizer = \"a\"\n[[model]]\nname = \"m\"\ntokenizer = \"b\"",
+            "two tables",
+        ),
     ] {
         let error = config(text).unwrap_err().to_string();
         assert!(error.contains(word), "{text}: {error}");

@@ -1,20 +1,52 @@
 //! A worker in the configuration: as the file or a flag names it ([`WorkerEntry`]), and validated
 //! ([`WorkerConfig`]).
 
-use std::{fs, net::IpAddr, path::PathBuf, str::FromStr, sync::Arc};
+use std::{fs, net::IpAddr, num::NonZeroU16, path::PathBuf, str::FromStr, sync::Arc};
 
 use http::{HeaderValue, Uri};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ConfigError,
+    ConfigError, KvTransfer,
     worker_url::{WorkerUrl, without_secret},
 };
 use crate::{
     limits,
     net::tls::{ClientTls, WorkerTls},
 };
+
+/// Which part of requests a worker is for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// All of them.
+    #[default]
+    Both,
+    /// It computes prompts, whose KV another worker fetches.
+    Prefill,
+    /// It answers, with the KV of prompts that other workers computed; short ones it computes itself.
+    Decode,
+}
+
+impl Role {
+    /// As it is written.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Both => "both",
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+}
+
+impl FromStr for Role {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        [Self::Both, Self::Prefill, Self::Decode].into_iter().find(|role| role.as_str() == text).ok_or(())
+    }
+}
 
 /// A worker in the file.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
@@ -55,6 +87,16 @@ pub struct WorkerTable {
     /// Speak HTTP/2 with it, many streams on a connection: without TLS it must expect that (h2c with prior
     /// knowledge), with TLS it may choose HTTP/1.1 (false).
     pub http2: Option<bool>,
+    /// Which part of requests it is for: `prefill`, `decode` or `both` (both). Where a worker of a model is
+    /// for decode, long prompts are computed by one that is for prefill, and fetched from there. An SGLang
+    /// says it itself (`--disaggregation-mode`).
+    pub role: Option<Role>,
+    /// How its KV is moved, if it is for a part of requests: `nixl` or `mooncake` (vLLM's connectors), or
+    /// `sglang`, which an SGLang is known by (nixl).
+    pub kv_transfer: Option<KvTransfer>,
+    /// Port at which others learn where its KV is: SGLang's `--disaggregation-bootstrap-port`, which it says
+    /// itself, vLLM's `VLLM_MOONCAKE_BOOTSTRAP_PORT` (8998).
+    pub bootstrap_port: Option<NonZeroU16>,
 }
 
 impl<'de> Deserialize<'de> for WorkerEntry {
@@ -106,6 +148,12 @@ pub struct WorkerConfig {
     pub finds_ranks: bool,
     /// Whether HTTP/2 is spoken with it, or over TLS offered.
     pub http2: bool,
+    /// Which part of requests it is for; `None`: what it says itself, or else all of them.
+    pub role: Option<Role>,
+    /// How its KV is moved; `None`: as its engine does.
+    pub kv_transfer: Option<KvTransfer>,
+    /// Port at which others learn where its KV is; `None`: what it says itself, or else the usual one.
+    pub bootstrap_port: Option<NonZeroU16>,
     /// Whether its URL ended in `/v1`, which is left out.
     pub had_v1: bool,
 }
@@ -158,6 +206,11 @@ impl KvSource {
 }
 
 impl WorkerConfig {
+    /// Whether it computes prompts for others and answers nobody.
+    pub(super) fn is_for_prefill(&self) -> bool {
+        self.role == Some(Role::Prefill)
+    }
+
     /// Its address, and `@rank` of one of several data-parallel engines.
     pub fn name(&self) -> String {
         let rank = self.rank.map(|rank| format!("@{rank}")).unwrap_or_default();
@@ -214,14 +267,16 @@ impl FromStr for WorkerConfig {
 impl FromStr for WorkerTable {
     type Err = ConfigError;
 
-    /// As a flag writes it: `URL[;kv-events=tcp://HOST:PORT][;kv-replay=tcp://HOST:PORT][;http2=true]`;
-    /// another option is an error.
+    /// As a flag writes it:
+    /// `URL[;kv-events=tcp://HOST:PORT][;kv-replay=tcp://HOST:PORT][;http2=true][;role=prefill]` and
+    /// `[;kv-transfer=sglang][;bootstrap-port=8998]`; another option is an error.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let mut parts = text.split(';');
         let mut table = WorkerTable::of(parts.next().unwrap_or_default());
         for part in parts {
             let wrong = || {
-                let known = "kv-events=tcp://HOST:PORT, kv-replay=tcp://HOST:PORT or http2=true";
+                let known = "kv-events=tcp://HOST:PORT, kv-replay=tcp://HOST:PORT, http2=true, role=prefill|decode|both, \
+                             kv-transfer=nixl|mooncake|sglang or bootstrap-port=PORT";
                 let (worker, part) = (without_secret(text), without_secret(part));
                 ConfigError(format!("worker {worker:?}: {part:?} is not known; expected {known}"))
             };
@@ -231,6 +286,18 @@ impl FromStr for WorkerTable {
                 "kv-replay" => &mut table.kv_replay,
                 "http2" => {
                     table.http2 = Some(value.trim().parse().map_err(|_| wrong())?);
+                    continue;
+                }
+                "role" => {
+                    table.role = Some(value.trim().parse().map_err(|()| wrong())?);
+                    continue;
+                }
+                "kv-transfer" => {
+                    table.kv_transfer = Some(value.trim().parse().map_err(|()| wrong())?);
+                    continue;
+                }
+                "bootstrap-port" => {
+                    table.bootstrap_port = Some(value.trim().parse().map_err(|_| wrong())?);
                     continue;
                 }
                 _ => return Err(wrong()),
@@ -255,6 +322,9 @@ impl WorkerTable {
             block_size: None,
             data_parallel_size: None,
             http2: None,
+            role: None,
+            kv_transfer: None,
+            bootstrap_port: None,
         }
     }
 
@@ -335,6 +405,9 @@ impl TryFrom<&WorkerTable> for WorkerConfig {
             rank,
             finds_ranks,
             http2,
+            role: table.role,
+            kv_transfer: table.kv_transfer,
+            bootstrap_port: table.bootstrap_port,
             had_v1,
         })
     }

@@ -1,7 +1,11 @@
 //! One model's demand: what its requests ask for at this moment, what was learned of them, and the sum of
 //! workers that follows ([`keyway_core::autoscale`]).
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use keyway_core::{
     autoscale::{FirstTokens, Recent, Scaler, Seen, Sum, TokenRate, flowing, is_behind},
@@ -9,7 +13,7 @@ use keyway_core::{
 };
 use parking_lot::Mutex;
 
-use super::full_rate::FullRate;
+use super::{full_rate::FullRate, roles::Roles};
 use crate::{config::ModelScale, fleet::Worker};
 
 /// Weight of one request in what is learned of answers: about the last fifty count.
@@ -22,17 +26,32 @@ const SHARE_GUESS_COUNTS: f64 = 20.0;
 const FULL_RATE_GAIN: f64 = 0.3;
 /// Time in which what full workers computed gives way, to 37 %, to what others do.
 const FULL_RATE_MEMORY_S: f64 = 3_600.0;
+/// The least part of requests that a mean is taken of.
+const PART_MIN: f64 = 1e-3;
+
 /// What one model's requests ask of its workers now, and what was learned of them.
 #[derive(Debug)]
 pub(crate) struct Pool {
     pub(crate) model: String,
+    /// Of workers for all of a request.
     pub(crate) state: Mutex<PoolState>,
+    /// Of workers for a part of one, once the model has any.
+    pub(super) roles: OnceLock<Roles>,
 }
 
 #[derive(Debug)]
 pub(crate) struct PoolState {
-    /// Prompt tokens that came, cached or not.
+    /// Prompt tokens that came, cached or not; where workers have roles, to all of the model's together.
     pub(super) arrivals: TokenRate,
+    /// Tokens of one such prompt.
+    pub(super) prompt_mean: f64,
+    /// Whether the model's workers have roles, so that what comes goes to these in part.
+    pub(super) by_role: bool,
+    /// Which part of the model's requests has come to these, of late.
+    pub(super) part: f64,
+    /// Whether any has come since the last sum, and when that was seen last.
+    pub(super) came: bool,
+    used: Option<Duration>,
     /// Times to the first token of streamed requests, over the time that the SLO is judged by.
     pub(super) ttft: FirstTokens,
     /// Mean time between tokens of those that ended.
@@ -85,7 +104,7 @@ pub(super) struct Held {
 impl Pool {
     /// Of a model that has had no requests.
     pub(crate) fn new(model: &str, scale: &ModelScale) -> Self {
-        Self { model: model.to_owned(), state: Mutex::new(PoolState::new(scale)) }
+        Self { model: model.to_owned(), state: Mutex::new(PoolState::new(scale)), roles: OnceLock::new() }
     }
 }
 
@@ -95,6 +114,11 @@ impl PoolState {
         let objective = Duration::try_from_secs_f64(scale.rules.ttft_slo_s).unwrap_or(Duration::MAX);
         Self {
             arrivals: TokenRate::new(scale.rules.window),
+            prompt_mean: 0.0,
+            by_role: false,
+            part: 1.0,
+            came: false,
+            used: None,
             ttft: FirstTokens::new(scale.rules.judged_over(), objective),
             itl: Recent::new(scale.rules.judged_over()),
             scaler: Scaler::new(scale.rules.clone()),
@@ -139,16 +163,18 @@ impl PoolState {
         let joining: Vec<_> =
             workers.iter().copied().filter(|worker| worker.state() == State::Joining).collect();
         let starting = self::addresses(&joining).difference(&addresses).count();
-        let share = self.uncached_share;
+        let (share, part) = (self.share(now), self.part);
+        self.prompt_mean = self.arrivals.mean(now);
+        let flow = |per_s: f64| self.run_s.map_or(f64::INFINITY, |run_s| per_s * run_s) * part.max(PART_MIN);
         let mut seen = Seen {
             uncached_tokens_per_s: self.arrivals.per_second(now) * share,
-            mean_uncached_tokens: self.arrivals.mean(now) * share,
+            mean_uncached_tokens: self.prompt_mean * share / part.max(PART_MIN),
             backlog_tokens: self.unsent_tokens * share + self.sent_tokens,
             waiting: self.waiting,
             running: self.running,
             running_mean: self.running as f64,
             kv_tokens: 0.0,
-            flow: self.run_s.map_or(f64::INFINITY, |run_s| self.arrivals.requests_per_second(now) * run_s),
+            flow: flow(self.arrivals.requests_per_second(now)),
             was_behind,
             kv_tokens_per_worker: mean(caches.map(|tokens| tokens as f64 * engines_each)),
             prefill_tokens_per_s: self.rate,
@@ -237,7 +263,28 @@ impl PoolState {
         }
     }
 
+    /// The share of what comes that is for these workers to compute. One that only fades would keep the last
+    /// worker of a role for which nothing comes any more.
+    fn share(&mut self, now: Duration) -> f64 {
+        if std::mem::take(&mut self.came) {
+            self.used = Some(now);
+        }
+        let over = self.scaler.rules().judged_over();
+        let is_used = self.used.is_some_and(|at| now.saturating_sub(at) <= over);
+        if is_used || !self.by_role { self.uncached_share } else { 0.0 }
+    }
+
+    /// Of a request that has come through: how much of its prompt these workers computed, and whether they
+    /// had a part in it.
+    pub(super) fn learn_part(&mut self, prompt_tokens: u64, computed_tokens: u64, had_part: bool) {
+        self.learn_share(prompt_tokens, computed_tokens);
+        self.part += (f64::from(u8::from(had_part)) - self.part) / self.shares;
+    }
+
     fn arrivals_mean(&self) -> f64 {
+        if self.by_role {
+            return self.prompt_mean;
+        }
         self.last.map_or(0.0, |(seen, _)| seen.mean_uncached_tokens / self.uncached_share.max(1e-3))
     }
 }

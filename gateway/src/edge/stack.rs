@@ -116,7 +116,7 @@ where
     }
     asking.client.asks(record.started());
     let version = request.version();
-    let api = Api::of(request.uri().path());
+    let of_anthropic = is_anthropics(request);
     asking.record = Some(Arc::clone(&record));
     let mut response = match asking.serving.cors.clone() {
         None => next.call(asking).await?,
@@ -126,10 +126,13 @@ where
     record.answers(response.status(), response.headers_mut());
     if let Some(Failed(error)) = response.extensions().get() {
         record.outcome(error.code());
-        if api == Api::Messages {
-            let body = error.to_body_of(api);
+        if of_anthropic {
+            let body = error.to_body_of(Api::Messages);
             *response.body_mut() = full(body);
         }
+    }
+    if of_anthropic {
+        response.headers_mut().insert(headers::ANTHROPIC_REQUEST_ID, record.id_header().clone());
     }
     response.headers_mut().insert(headers::REQUEST_ID, record.id_header().clone());
     if intake.is_leaving() && version < Version::HTTP_2 {
@@ -137,6 +140,14 @@ where
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(response.map(|body| body.with_record(record)))
+}
+
+/// Whether a request is to Anthropic's API, whose clients look for errors and ids in its form.
+fn is_anthropics(request: &Request) -> bool {
+    let path = request.uri().path();
+    let below =
+        |root: &str| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    below("/v1/messages") || (below("/v1/models") && headers::of_anthropics_client(request.headers()))
 }
 
 /// Says who may use the API from a browser, where that is configured: above all that may refuse, so that
@@ -243,8 +254,9 @@ async fn routes(mut asking: Box<Asking>) -> Result<Response, Infallible> {
     let path = request.uri().path();
     let result = match (request.method(), path, record) {
         (&Method::GET, "/health", Some(record)) => Ok(own(Response::new(full("ok\n")), &record)),
-        (&Method::GET, "/v1/models", Some(record)) => {
-            Ok(own(models::merged(dispatch.router.fleet()), &record))
+        (_, _, Some(record)) if models::answers(request) => {
+            let names = &dispatch.requests.bodies.names;
+            models::answer(dispatch.router.fleet(), names, request).map(|response| own(response, &record))
         }
         (_, path, Some(record)) if is_passed(path) => match websocket::is_asked_for(request) {
             Ok(false) => dispatch.handle(asking.request, &asking.client, &record).await,

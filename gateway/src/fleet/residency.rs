@@ -61,6 +61,8 @@ struct Drift {
     /// cached.
     other_tokens: u32,
     nothing_cached: u32,
+    /// Whether an answer told of cached tokens.
+    found: bool,
     told: bool,
 }
 
@@ -69,6 +71,8 @@ struct Drift {
 pub enum Outcome {
     /// It was right, within a block.
     Right,
+    /// It failed, and the worker's events say why: blocks went or came before the worker began.
+    Explained,
     /// It failed, and the worker counts other numbers of tokens in the prompt.
     OtherTokens,
     /// It failed, and nothing was cached.
@@ -211,12 +215,13 @@ impl Residency {
         self.removed.store(blocks, Relaxed);
     }
 
-    /// Notes what became of a prediction by tokens. If most of them fail it is no accident: says once what to
-    /// look at.
-    pub fn drifts(&self, outcome: Outcome) -> Option<&'static str> {
+    /// Notes what became of a prediction by tokens, and whether the answer told of cached ones. If most of
+    /// them fail it is no accident: says once what to look at.
+    pub fn drifts(&self, outcome: Outcome, found: bool) -> Option<&'static str> {
         let mut drift = self.drift.lock();
         drift.answers += 1;
-        drift.wrong += u32::from(outcome != Outcome::Right);
+        drift.found |= found;
+        drift.wrong += u32::from(!matches!(outcome, Outcome::Right | Outcome::Explained));
         drift.other_tokens += u32::from(outcome == Outcome::OtherTokens);
         drift.nothing_cached += u32::from(outcome == Outcome::NothingCached);
         if drift.answers < DRIFT_ANSWERS {
@@ -229,10 +234,11 @@ impl Residency {
         }
         Some(if 2 * seen.other_tokens > seen.wrong {
             "it counts other numbers of prompt tokens, so its chat template or tokenizer differs from the one given here"
-        } else if 2 * seen.nothing_cached > seen.wrong {
+        } else if 2 * seen.nothing_cached > seen.wrong && !seen.found {
             "it found nothing cached, so its prefix cache is off, or it adds a salt of its own"
         } else {
-            "the prompts have as many tokens as expected, so compare the block size, and what else shares its cache"
+            "the prompts have as many tokens as expected, so compare the block size, what else shares its cache, and whether that \
+             is too small for what is asked at a time"
         })
     }
 }
@@ -269,23 +275,25 @@ mod tests {
     fn only_a_systematic_error_is_told_and_only_once() {
         let residency = residency();
         let right = |wrong| if wrong { Outcome::Wrong } else { Outcome::Right };
-        assert!((0..160).all(|i| residency.drifts(right(i % 4 == 0)).is_none()));
-        let told: usize = (0..160).filter_map(|_| residency.drifts(Outcome::Wrong)).count();
-        assert_eq!(told, 1);
+        assert!((0..160).all(|i| residency.drifts(right(i % 4 == 0), true).is_none()));
+        let told = |outcome| (0..160).filter_map(|_| residency.drifts(outcome, true)).count();
+        assert_eq!(told(Outcome::Explained), 0, "a cache that is too small for its load is no error");
+        assert_eq!(told(Outcome::Wrong), 1);
     }
 
     #[test]
     fn what_most_of_the_failures_share_is_named() {
-        for (outcome, word) in [
-            (Outcome::OtherTokens, "template"),
-            (Outcome::NothingCached, "salt"),
-            (Outcome::Wrong, "block size"),
+        for (outcome, found, word) in [
+            (Outcome::OtherTokens, true, "template"),
+            (Outcome::NothingCached, false, "salt"),
+            (Outcome::NothingCached, true, "too small"),
+            (Outcome::Wrong, true, "block size"),
         ] {
             let residency = residency();
             // A right answer, and a failure of another kind, change nothing.
-            residency.drifts(Outcome::Right);
-            residency.drifts(Outcome::Wrong);
-            let told: Vec<_> = (0..16).filter_map(|_| residency.drifts(outcome)).collect();
+            residency.drifts(Outcome::Right, found);
+            residency.drifts(Outcome::Wrong, found);
+            let told: Vec<_> = (0..16).filter_map(|_| residency.drifts(outcome, false)).collect();
             assert!(told.len() == 1 && told[0].contains(word), "{told:?}");
         }
     }

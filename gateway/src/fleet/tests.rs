@@ -73,6 +73,21 @@ fn a_mistyped_name_is_known_to_be_one_while_others_join_and_a_missing_worker_s_m
 }
 
 #[test]
+fn a_model_is_of_keyway_workers_where_all_that_have_it_are() {
+    let of = |numerics_ids: &[Option<&str>]| {
+        let fleet = fleet(&vec![Is::Up("m"); numerics_ids.len()]);
+        for (worker, id) in fleet.all().iter().zip(numerics_ids) {
+            let json = RawValue::from_string("{}".to_owned()).unwrap();
+            let numerics_id = id.map(Into::into);
+            worker.set_models(vec![Model { id: "m".into(), parent: None, json, context: None, numerics_id }]);
+        }
+        fleet.is_of_keyway_workers("m")
+    };
+    assert!(of(&[Some("cpu"), Some("cuda")]) && !of(&[Some("cpu"), None]) && !of(&[None]) && !of(&[]));
+    assert!(!fleet(&[Is::UpUnknown]).is_of_keyway_workers("m"));
+}
+
+#[test]
 fn a_worker_says_how_its_url_is_asked_without_a_password() {
     let config: WorkerConfig = "http://u:canary@W:1/a/v1/".parse().unwrap();
     let worker = fleet(&[]).add(&config, NOW);

@@ -86,8 +86,21 @@ pub const PEER_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Durati
 /// elsewhere.
 pub const PEER_TWICE_PAUSE: Duration = Duration::from_secs(2);
 
-/// Longest line of another gateway: 10,000 workers at 100 bytes each.
-pub const MAX_PEER_LINE_BYTES: usize = 1 << 20;
+/// Time in which a gateway that starts gets another one's index: 300 MiB at a gigabit a second, and some to
+/// name it.
+pub const PEER_INDEX_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Longest line of another gateway: 10,000 workers at 100 bytes each, and as much of placements and of the
+/// workers that these are at.
+pub const MAX_PEER_LINE_BYTES: usize = 4 << 20;
+
+/// Bytes of words on placements in one line, and one word more, which is a chain of at most 1 MiB. At 20
+/// lines a second 650,000 blocks, which are ten million prompt tokens that were computed anew.
+pub const PEER_PLACEMENTS_LINE_BYTES: usize = 256 << 10;
+
+/// Bytes of words on placements that wait for other gateways: two seconds of full lines. Who is slower misses
+/// the oldest.
+pub const PEER_PLACEMENTS_BYTES: usize = 10 << 20;
 
 /// Seconds after which a watch of the API server is begun anew: a connection that died silently is noticed
 /// that late.

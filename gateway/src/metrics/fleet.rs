@@ -20,6 +20,9 @@ pub struct FleetMetrics {
     pub refusals: IntCounterVec,
     /// `keyway_worker_misconfigured{worker}`: 1 where it refuses what others serve, and serves nothing.
     pub misconfigured: IntGaugeVec,
+    /// `keyway_worker_role{worker,role="both|prefill|decode"}`: 1 for the one that it has; set before each
+    /// scrape.
+    pub roles: IntGaugeVec,
 }
 
 impl FleetMetrics {
@@ -45,6 +48,11 @@ impl FleetMetrics {
                 "keyway_worker_misconfigured",
                 "1 where the worker refuses what others serve, and serves nothing.",
                 &["worker"],
+            )?,
+            roles: d.gauges(
+                "keyway_worker_role",
+                "1 for the part of requests that the worker is for: both, prefill or decode.",
+                &["worker", "role"],
             )?,
         })
     }

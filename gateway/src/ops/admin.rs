@@ -7,12 +7,13 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use http::{HeaderValue, Method, StatusCode, header};
 use serde::Serialize;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tower::service_fn;
 
 use crate::{
     client::Answered,
     clock,
+    config::Role,
     edge::{
         live::Live,
         stack::{Arrived, Stack},
@@ -29,7 +30,7 @@ use crate::{
         arriving,
         body::{Request, Response, ResponseBody, full},
     },
-    routing::Router,
+    routing::{Router, snapshot},
     scale::autoscale::Autoscale,
     watch::{
         members::Members,
@@ -41,6 +42,7 @@ const INDEX: &str = "Keyway admin\n\n/livez    200 while clients are served\n/re
     /metrics  Prometheus text format\n/workers  the fleet as JSON\n/scale    workers each model needs, term by term\n\
     /history  the last hour as JSON, a sample each 10 s: of models, of tenants; which models' requests went where\n\
     /mishaps  requests that did not end well as JSON, by what they have in common\n\
+    /index    what the index knows, for a gateway that starts\n\
     /load     what this gateway has at each worker, as it changes: lines of JSON, for other gateways\n\
     /explain  POST a request's body (8 MiB at most): where it would go, and why; ?path=/v1/completions if it is no chat\n\
     /workers  POST a [[worker]] table as JSON to add it; DELETE /workers/NAME; POST /workers/NAME/drain, /undrain\n\
@@ -64,6 +66,8 @@ pub struct Admin {
     pub reloader: Arc<Reloader>,
     /// Whether the gateway is on its way out.
     pub leaving: Arc<Leaving>,
+    /// Whether another gateway's index was taken, or none is to be had.
+    pub caught_up: watch::Receiver<bool>,
     /// Who belongs to the fleet.
     pub members: Arc<Members>,
     /// How many workers each model needs.
@@ -76,12 +80,12 @@ pub struct Admin {
 
 /// The admin listener's service.
 pub fn admin(admin: Admin) -> impl Stack {
-    // One request is explained at a time.
-    let parts = Arc::new((admin, Semaphore::new(1)));
+    // One request is explained at a time, and one gateway given the index.
+    let parts = Arc::new((admin, Semaphore::new(1), Semaphore::new(1)));
     service_fn(move |Arrived { request, client }| {
         let parts = Arc::clone(&parts);
         async move {
-            let (admin, explaining) = &*parts;
+            let (admin, explaining, giving) = &*parts;
             let answered = Answered::to(&client);
             let (path, reads) =
                 (request.uri().path(), matches!(*request.method(), Method::GET | Method::HEAD));
@@ -89,6 +93,8 @@ pub fn admin(admin: Admin) -> impl Stack {
                 explained(request, admin, explaining).await.unwrap_or_else(|error| error.to_response())
             } else if !reads && (path.starts_with("/workers") || matches!(path, "/reload" | "/drain")) {
                 commands::command(request, admin).await
+            } else if path == "/index" && reads {
+                index(admin, giving).await.unwrap_or_else(|error| error.to_response())
             } else if path == "/livez" && reads {
                 alive(admin).await
             } else {
@@ -112,8 +118,9 @@ async fn explained(request: Request, admin: &Admin, explaining: &Semaphore) -> R
     let bounds = arriving::Bounds::of(requests.bodies.max_bytes.min(MAX_EXPLAIN_BYTES), &dispatch.timeouts);
     let body = (request.into_body(), version);
     // As large as one prompt, and there is one at a time.
-    let body = arriving::bounded(body, bounds, || None, || Ok(())).await?;
-    let info = requests.read(Work::of(&Method::POST, &path), &path, &headers, &body).await;
+    let mut body = arriving::bounded(body, bounds, || None, || Ok(())).await?;
+    let mut info = requests.read(Work::of(&Method::POST, &path), &path, &headers, &mut body).await;
+    info.may_split = dispatch.may_split(&path, &body);
     let router = Arc::clone(&admin.router);
     let explaining = move || {
         let drift = dispatch.doctor.look(&headers, (&body, &dispatch.requests.bodies.ignored), &info);
@@ -123,6 +130,19 @@ async fn explained(request: Request, admin: &Admin, explaining: &Semaphore) -> R
     let explaining = threads::large_bodies().and_then(|threads| threads.run(move || Some(explaining())));
     let found = explaining.ok_or(Error::Internal)?.await.map_err(|_| Error::Internal)??;
     Ok(text(StatusCode::OK, "application/json", found))
+}
+
+/// What this gateway's index knows, for one that starts; not what it has yet to get itself.
+async fn index(admin: &Admin, giving: &Semaphore) -> Result<Response, Error> {
+    let busy = || Error::TooBusy { retry_after: CORE_PATIENCE };
+    let _one = giving.try_acquire().map_err(|_| busy())?;
+    if !*admin.caught_up.borrow() {
+        return Err(busy());
+    }
+    let router = Arc::clone(&admin.router);
+    let giving = threads::large_bodies().and_then(|threads| threads.run(move || Some(snapshot::of(&router))));
+    let bytes = giving.ok_or(Error::Internal)?.await.map_err(|_| Error::Internal)?;
+    Ok(text(StatusCode::OK, "application/octet-stream", bytes))
 }
 
 fn answer(request: &Request, admin: &Admin, answered: Answered) -> Response {
@@ -145,6 +165,11 @@ fn answer(request: &Request, admin: &Admin, answered: Answered) -> Response {
         "/readyz" if admin.leaving.began() && !admin.leaving.succeeded() => {
             text(StatusCode::SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", "the gateway is ending\n")
         }
+        "/readyz" if !*admin.caught_up.borrow() => text(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "text/plain; charset=utf-8",
+            "the index is being taken from another gateway\n",
+        ),
         "/readyz" if router.fleet().all().iter().any(|worker| worker.routable()) => {
             text(StatusCode::OK, "text/plain; charset=utf-8", "ready\n")
         }
@@ -250,6 +275,10 @@ struct Row {
     /// What its probes find wrong, if anything.
     last_error: Option<LastError>,
     models: Vec<String>,
+    /// Which part of requests it is for: `both`, `prefill` or `decode`.
+    role: &'static str,
+    /// How its KV is moved, where it is for a part of requests: `nixl`, `mooncake` or `sglang`.
+    kv_transfer: Option<&'static str>,
     weight: f64,
     requests_in_flight: u64,
     waiting_prefill_tokens: u64,
@@ -277,6 +306,8 @@ fn workers(router: &Router) -> Vec<u8> {
             state: worker.condition(),
             last_error: last_error(worker, router.now()),
             models: worker.models().into_iter().map(|model| model.id).collect(),
+            role: worker.role().as_str(),
+            kv_transfer: (worker.role() != Role::Both).then(|| worker.kv_transfer().as_str()),
             weight: worker.weight,
             requests_in_flight: worker.load.requests(),
             waiting_prefill_tokens: worker.load.waiting_prefill_tokens(),

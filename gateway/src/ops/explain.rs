@@ -11,7 +11,7 @@ use crate::{
     error::Error,
     fleet::Worker,
     prompt::{drift::Diagnosis, request::RequestInfo},
-    routing::{Router, Setting},
+    routing::{Router, Setting, legs::ExplainedWays},
 };
 
 /// What would become of a request.
@@ -29,6 +29,8 @@ pub struct Explanation {
     session: Option<&'static str>,
     /// Where the prompt leaves what its session sent last, if it does.
     drift: Option<Diagnosis>,
+    /// What it costs to compute the prompt where it is answered, and elsewhere, where both can be.
+    ways: Option<ExplainedWays>,
     workers: Vec<Row>,
 }
 
@@ -36,6 +38,8 @@ pub struct Explanation {
 #[derive(Debug, Serialize)]
 struct Row {
     worker: String,
+    /// Which part of requests it is for: `both` or `decode`.
+    role: &'static str,
     chosen: bool,
     /// `events`, or `model` where its cache is modelled by what was sent to it.
     known_by: &'static str,
@@ -75,7 +79,8 @@ pub fn explain(
     drift: Option<Diagnosis>,
 ) -> Result<Explanation, Error> {
     let setting = router.setting(request, &[])?;
-    let (candidates, pick) = router.preview(&setting).ok_or(Error::NoWorker)?;
+    let (mut candidates, pick) = router.preview(&setting).ok_or(Error::NoWorker)?;
+    let ways = router.preview_ways(request, &setting, &mut candidates, &pick);
     let by_tokens = request.tokens.is_some();
     let rows = setting.workers.iter().zip(&candidates).enumerate();
     Ok(Explanation {
@@ -88,6 +93,7 @@ pub fn explain(
         reason: pick.reason.as_str(),
         session: request.session.map(|session| session.said_by.as_str()),
         drift,
+        ways,
         workers: rows
             .map(|(i, (worker, candidate))| row(&setting, worker, candidate, i == pick.index))
             .collect(),
@@ -102,6 +108,7 @@ fn row(setting: &Setting, worker: &Worker, candidate: &Candidate, chosen: bool) 
     let fitted_tokens_per_s = worker.rate.lock().tokens_per_second();
     Row {
         worker: worker.name.clone(),
+        role: worker.role().as_str(),
         chosen,
         known_by: if exact { "events" } else { "model" },
         block_size: worker.residency.block_size(),

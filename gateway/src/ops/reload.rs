@@ -22,8 +22,9 @@ use crate::{
     metrics::Metrics,
     net::tls::{self, Prepared, ServerTls},
     prompt::{ignored::Ignored, token_keyer::TokenKeyer},
-    proxy::dispatch::AnswerOptions,
-    routing::Router,
+    proxy::{dispatch::AnswerOptions, message_threads::Threaded, model_names::ModelNames},
+    routing::{LegRules, Router},
+    translation::ChatOnly,
     upstream::Upstream,
     watch::{
         discovery,
@@ -166,11 +167,15 @@ impl Reloader {
         }
         let requests = &mut dispatch.requests;
         requests.bodies.max_bytes = config.limits.max_body_bytes;
+        requests.bodies.names = Arc::new(ModelNames::new(&config.models));
         requests.bodies.ignored = Arc::new(Ignored::new(&config.routing.ignored)?);
         requests.require_model = config.routing.require_model;
         requests.session_hints = config.routing.session_hints;
         dispatch.answers = AnswerOptions::of(&config);
+        dispatch.room_wait = config.routing.room_wait();
         dispatch.timeouts = config.timeouts;
+        dispatch.requests.chat_only = ChatOnly::of(&config.models);
+        dispatch.requests.threaded = Threaded::of(&config.models);
         let tenants = self.tenants(now.tenants.as_ref(), old, &config)?;
         let tls = config.tls.as_ref().filter(|_| config.tls != old.tls).map(tls::prepare).transpose()?;
         let serving = Serving {
@@ -219,6 +224,7 @@ impl Reloader {
         );
         parts.upstream.set_connect_timeout(config.timeouts.connect);
         parts.router.set_rules(config.policy, config.routing.room);
+        parts.router.set_leg_rules(LegRules::of(&config.routing));
         let listed: Vec<Listed> = config.workers.iter().cloned().map(Listed::from).collect();
         parts.members.set(Source::Static, &listed);
         if config.discovery != old.discovery {

@@ -102,7 +102,7 @@ pub struct ServeArgs {
     #[arg(
         long,
         env = "KEYWAY_WORKER",
-        value_name = "URL[;kv-events=tcp://H:P][;kv-replay=tcp://H:P][;http2=true]",
+        value_name = "URL[;kv-events=tcp://H:P][;kv-replay=tcp://H:P][;http2=true][;role=prefill][;kv-transfer=mooncake]",
         value_delimiter = ','
     )]
     pub worker: Vec<String>,
@@ -126,8 +126,8 @@ pub struct ServeArgs {
     /// Memory for the prefix index [default: 268435456]
     #[arg(long, env = "KEYWAY_INDEX_BYTES", value_name = "BYTES")]
     pub index_bytes: Option<usize>,
-    /// Answers say in x-keyway-worker, x-keyway-reason and x-keyway-matched-tokens who served them and why.
-    /// To try Keyway: they tell a client what others have asked
+    /// Answers say in x-keyway-worker, x-keyway-reason, x-keyway-matched-tokens and x-keyway-model who served
+    /// them and why. To try Keyway: they tell a client what others have asked
     #[arg(long, env = "KEYWAY_EXPOSE")]
     pub expose: bool,
     /// Append choices to this file as JSON lines: what each worker held and how busy it was; hashes, never
@@ -179,21 +179,35 @@ impl ServeArgs {
             file.peers.urls = self.peer;
         }
         if !self.tokenizer.is_empty() {
-            file.model = self.tokenizer.iter().map(|text| model_table(text)).collect::<Result<_, _>>()?;
+            tokenizers_only(&mut file.model, &self.tokenizer)?;
         }
         Ok(file)
     }
 }
 
-fn model_table(text: &str) -> Result<ModelTable, ConfigError> {
-    // A model's name may hold anything but this.
-    let (name, dir) =
-        text.split_once('=').filter(|(name, dir)| !name.is_empty() && !dir.is_empty()).ok_or_else(|| {
+/// The flags' tokenizers in place of the file's; what else the file says of models stays.
+fn tokenizers_only(models: &mut Vec<ModelTable>, flags: &[String]) -> Result<(), ConfigError> {
+    for model in models.iter_mut() {
+        model.tokenizer = None;
+    }
+    for text in flags {
+        // A model's name may hold anything but this.
+        let said = text.split_once('=').filter(|(name, dir)| !name.is_empty() && !dir.is_empty());
+        let (name, dir) = said.ok_or_else(|| {
             ConfigError(format!(
                 "--tokenizer {text:?}: expected MODEL=DIR, such as Qwen/Qwen3-0.6B=/models/qwen3"
             ))
         })?;
-    Ok(ModelTable { name: name.to_owned(), tokenizer: dir.into() })
+        let tokenizer = Some(dir.into());
+        match models.iter_mut().find(|model| model.name == name) {
+            Some(twice) if twice.tokenizer.is_some() => {
+                return Err(ConfigError(format!("--tokenizer: model {name} has two tokenizers; name one")));
+            }
+            Some(model) => model.tokenizer = tokenizer,
+            None => models.push(ModelTable { name: name.to_owned(), tokenizer, ..ModelTable::default() }),
+        }
+    }
+    Ok(())
 }
 
 fn read(path: &PathBuf) -> Result<File, ConfigError> {
@@ -227,5 +241,28 @@ mod tests {
         let config = cli.serve.resolve().unwrap();
         assert_eq!((config.listen.port(), config.admin_listen.port()), (3, 2));
         assert_eq!(config.workers[0].name(), "b:1");
+    }
+
+    #[test]
+    fn a_tokenizer_s_flag_replaces_the_file_s_tokenizers_and_leaves_names_as_they_are() {
+        let file = "[[model]]\nname = \"a\"\ntokenizer = \"old\"\naliases = [\"x\"]\n\
+            [[model]]\nname = \"b\"\ntokenizer = \"old\"\n";
+        let models = |flags: &[&str]| {
+            let mut models = File::parse(file).unwrap().model;
+            let flags: Vec<String> = flags.iter().map(|&flag| flag.to_owned()).collect();
+            tokenizers_only(&mut models, &flags).map(|()| models)
+        };
+        let found = models(&["a=new", "c=more"]).unwrap();
+        let of = |at: usize| {
+            (found[at].name.as_str(), found[at].tokenizer.as_deref().and_then(|dir| dir.to_str()))
+        };
+        assert_eq!([of(0), of(1), of(2)], [("a", Some("new")), ("b", None), ("c", Some("more"))]);
+        assert_eq!(found[0].aliases, ["x"]);
+        for (flags, word) in
+            [(&["a=1", "a=2"][..], "two tokenizers"), (&["c=1", "c=2"], "two"), (&["a"], "MODEL=DIR")]
+        {
+            let error = models(flags).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
     }
 }

@@ -26,15 +26,18 @@ use crate::{
     prompt::{drift::DriftDoctor, ignored::Ignored, request::KeyerConfig, token_keyer::TokenKeyer},
     proxy::{
         dispatch::{AnswerOptions, Dispatch},
+        message_threads::Threaded,
+        model_names::ModelNames,
         reading::BodyReader,
         request_reader::RequestReader,
         resume::Resumer,
         retry_limits::RetryLimits,
     },
-    routing::{Router, RouterOptions, decision_log::DecisionLog, snapshot::Memory},
+    routing::{LegRules, Router, RouterOptions, decision_log::DecisionLog, snapshot::Memory},
     scale::autoscale::Autoscale,
     stored_state::StoredState,
     telemetry::trace::Traces,
+    translation::ChatOnly,
     upstream::Upstream,
     watch::{
         members::{Members, Source},
@@ -94,7 +97,6 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
     background.push(tokio::spawn(follow_tenants(live.clone())));
     background.push(tokio::spawn(Arc::clone(&history).keep(Arc::clone(&router), live.clone())));
     let peers = Arc::new(Peers::new(&router, &upstream, live.admin_token()));
-    peers.follow(config.peers.as_ref());
     let parts = Parts {
         live,
         members,
@@ -131,12 +133,15 @@ fn dispatch(
         ignored: Arc::new(Ignored::new(&config.routing.ignored).map_err(io::Error::other)?),
         memory: body_memory.clone(),
         max_bytes: config.limits.max_body_bytes,
+        names: Arc::new(ModelNames::new(&config.models)),
     };
     let requests = RequestReader {
         bodies,
         tokens: Arc::new(tokens),
         session_hints: config.routing.session_hints,
         require_model: config.routing.require_model,
+        chat_only: ChatOnly::of(&config.models),
+        threaded: Threaded::of(&config.models),
         router: Arc::clone(router),
     };
     Ok(Dispatch {
@@ -149,6 +154,7 @@ fn dispatch(
         metrics: Arc::clone(metrics),
         doctor: Arc::new(DriftDoctor::new(config.routing.hash_key, metrics)),
         answers: AnswerOptions::of(config),
+        room_wait: config.routing.room_wait(),
         timeouts: config.timeouts,
         retries,
     })
@@ -181,7 +187,13 @@ fn router(
         StoredState::new(config.stored_state, config.routing.hash_key, clock, metrics.stored_state.clone());
     let (fleet, metrics) = (Arc::clone(fleet), Arc::clone(metrics));
     let router = Router::new(fleet, metrics, clock, config.policy, keyer, config.routing.index_bytes);
+    // Who has others beside it keeps an index that goes by their words too.
+    let router = match &config.peers {
+        Some(_) => router.with_told_placements(config.routing.index_bytes),
+        None => router,
+    };
     let router = router.with_log(log.transpose()?).with_room(config.routing.room).with_stored_state(stored);
+    router.set_leg_rules(LegRules::of(&config.routing));
     Ok(Arc::new(router.with_options(RouterOptions {
         load_scrape: config.routing.load_scrape,
         slow_start: config.routing.slow_start,

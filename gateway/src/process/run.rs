@@ -39,8 +39,8 @@ use crate::{
     },
     routing::{Router, snapshot::Memory},
     scale::{autoscale::Autoscale, external_scaler::ExternalScaler},
-    telemetry::trace::Traces,
-    watch::{members::Members, probe},
+    telemetry::trace::{Tracer, Traces},
+    watch::{members::Members, peers::Peers, probe},
 };
 
 /// A gateway that serves. Dropping it does not stop it; [`Gateway::shutdown`] does.
@@ -62,7 +62,12 @@ pub struct Gateway {
     memory: Memory,
     /// For a successor, until it is asked for no more.
     handles: Option<Handles>,
+    /// Clients are let in.
     opened: watch::Sender<bool>,
+    /// Operators are.
+    operated: watch::Sender<bool>,
+    /// Whether other gateways' index was taken, or none was to be had.
+    caught_up: watch::Receiver<bool>,
     stop: watch::Sender<bool>,
     serving: JoinHandle<bool>,
     /// Operators are the successor's from now on.
@@ -91,37 +96,35 @@ pub fn start(
     net::give_up_on_readers_after(&listener, config.timeouts.client_stall)?;
     let (addr, admin_addr) = (listener.local_addr()?, admin_listener.local_addr()?);
 
-    let Assembly { parts, scale, history, memory, background, traces } = assemble(config)?;
-    let (live, tls) = (parts.live.clone(), parts.tls.clone());
+    let Assembly { parts, scale, history, memory, mut background, traces } = assemble(config)?;
+    let caught_up = join_others(config, &parts.peers, &memory, &mut background);
+    let (live, tls, upstream) = (parts.live.clone(), parts.tls.clone(), parts.upstream.clone());
+    let shortages = upstream.shortages().clone();
     let (router, members, gateway_id) =
         (Arc::clone(&parts.router), Arc::clone(&parts.members), parts.peers.own);
-    let (metrics, intake) = (Arc::clone(&parts.metrics), Arc::clone(&parts.intake));
-    let (upstream, shortages) = (parts.upstream.clone(), parts.upstream.shortages().clone());
+    let (metrics, intake, leaving) = (Arc::clone(&parts.metrics), Arc::clone(&parts.intake), Leaving::new());
     hold_what_fits(&intake, config);
     let reloader = Reloader::new(reader, config.clone(), embedded, parts);
 
-    let (stop, stopped) = watch::channel(false);
-    let (connections, client_stall) = (metrics.connections.clone(), config.timeouts.client_stall);
+    let ((stop, stopped), (retire, retired)) = (watch::channel(false), watch::channel(false));
     let clients = Server {
         listener,
         tls,
         intake: Arc::clone(&intake),
         cores: cores.clone(),
-        client_stall,
-        connections,
+        client_stall: config.timeouts.client_stall,
+        connections: metrics.connections.clone(),
         shortages: shortages.clone(),
         makes_room: Some(upstream),
     };
-    let tracer = traces.as_ref().map(|traces| Arc::clone(&traces.tracer));
-    let stack = stack::stack(live.clone(), Arc::clone(&intake), tracer);
-    let (opened, open) = watch::channel(false);
-    let (may_serve, may_operate) = (on(open.clone()), on(open));
+    let stack = stack::stack(live.clone(), Arc::clone(&intake), tracer(traces.as_ref()));
+    let ((opened, open), (operated, operate)) = (watch::channel(false), watch::channel(false));
+    let (may_serve, may_operate) = (on(open), on(operate));
     let serving = tokio::spawn(async move {
         may_serve.await;
         server::serve(clients, stack, on(stopped)).await
     });
     let (scaler_addr, scaling) = external_scaler(scaler, &scale, &metrics)?.unzip();
-    let leaving = Leaving::new();
     let admin = Admin {
         router: Arc::clone(&router),
         metrics,
@@ -129,12 +132,12 @@ pub fn start(
         live,
         reloader: Arc::clone(&reloader),
         leaving: Arc::clone(&leaving),
+        caught_up: caught_up.clone(),
         members: Arc::clone(&members),
         scale,
         history,
         cores,
     };
-    let (retire, retired) = watch::channel(false);
     let operating = serve_operators(config, (admin_listener, shortages), admin, (may_operate, on(retired)));
     Ok(Gateway {
         addr,
@@ -149,6 +152,8 @@ pub fn start(
         memory,
         handles: Some(handles),
         opened,
+        operated,
+        caught_up,
         stop,
         serving,
         retire,
@@ -158,6 +163,30 @@ pub fn start(
         background,
         traces,
     })
+}
+
+/// What makes spans, where traces are wanted.
+fn tracer(traces: Option<&Traces>) -> Option<Arc<Tracer>> {
+    traces.map(|traces| Arc::clone(&traces.tracer))
+}
+
+/// Takes another gateway's index, and then listens to what they say. What comes back says when the index is
+/// there, or will not be.
+fn join_others(
+    config: &Config,
+    peers: &Arc<Peers>,
+    memory: &Memory,
+    background: &mut Vec<JoinHandle<()>>,
+) -> watch::Receiver<bool> {
+    let Some(config) = config.peers.clone() else { return watch::channel(true).1 };
+    let (done, caught_up) = watch::channel(false);
+    let (peers, memory) = (Arc::clone(peers), memory.clone());
+    background.push(tokio::spawn(async move {
+        peers.catch_up(&config, &memory).await;
+        done.send_replace(true);
+        peers.follow_first(&config);
+    }));
+    caught_up
 }
 
 /// No more clients than there are descriptors for, with their requests' connections.
@@ -235,7 +264,19 @@ async fn on(mut stopped: watch::Receiver<bool>) {
 impl Gateway {
     /// Lets clients and operators in.
     pub fn open(&self) {
+        self.open_to_operators();
         self.opened.send_replace(true);
+    }
+
+    /// Lets operators in, other gateways among them.
+    pub fn open_to_operators(&self) {
+        self.operated.send_replace(true);
+    }
+
+    /// Waits until another gateway's index was taken, or none is to be had; seconds at most.
+    pub async fn caught_up(&self) {
+        // An error: the task that says so has ended.
+        let _ = self.caught_up.clone().wait_for(|done| *done).await;
     }
 
     /// Lets a successor take the sockets over; completes when one has.
@@ -333,6 +374,11 @@ pub async fn run(
         let why = "no worker is ready for this process, so the one before it goes on";
         return Err(io::Error::other(why));
     }
+    if predecessor.is_none() {
+        // Those that start beside it need not wait for each other.
+        gateway.open_to_operators();
+    }
+    gateway.caught_up().await;
     gateway.open();
     tracing::info!("admin on http://{}", gateway.admin_addr);
     if embedded.is_some() {

@@ -55,8 +55,10 @@ pub struct KeyerConfig {
 /// What routing knows of one request.
 #[derive(Debug, Clone)]
 pub struct RequestInfo {
-    /// The model named in the body.
+    /// The model named in the body, or the one that it goes to in place of that.
     pub model: Option<String>,
+    /// What the client named, where that is another.
+    pub renamed: Option<Box<Renamed>>,
     /// Why nothing is known of what the body says, if nothing is.
     pub unread: Option<Unread>,
     /// Whether the client wants the answer to be stored (`store`), where it says so.
@@ -72,6 +74,8 @@ pub struct RequestInfo {
     pub stream_is_odd: bool,
     /// Whether it is to be computed even if its client has left (`background`).
     pub background: bool,
+    /// Whether it begins or goes on with a conversation that the server is to keep (`thread`).
+    pub thread: bool,
     /// Whether its tenant has a limit of tokens that it is charged to.
     pub metered: bool,
     /// The most tokens that its answer may have, by any of the names for it; 0: it does not say.
@@ -104,8 +108,42 @@ pub struct RequestInfo {
     pub kind: u64,
     /// What it makes its worker compute.
     pub work: Work,
+    /// Whether another worker than the one that answers may compute its prompt. Only asked where there are
+    /// such workers.
+    pub may_split: bool,
     /// Why the usage of its answer does not tell what was found of its prompt, if that is so.
     pub untold: Option<Untold>,
+}
+
+/// How a request came to a model that its client did not name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Renamed {
+    /// The name that its client sent.
+    pub asked: String,
+    /// The last of what led from there to the model.
+    pub by: RenamedBy,
+}
+
+/// Why a request goes to a model that its client did not name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RenamedBy {
+    /// The name is one more of the model's.
+    Alias,
+    /// A share of the requests for the named model goes there.
+    Split,
+    /// No worker of the model that it was for could take it.
+    Fallback,
+}
+
+impl RenamedBy {
+    /// Its name in the log.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Alias => "alias",
+            Self::Split => "split",
+            Self::Fallback => "fallback",
+        }
+    }
 }
 
 impl RequestInfo {
@@ -181,6 +219,7 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
     let names = Reference::all(fields.names);
     RequestInfo {
         model,
+        renamed: None,
         unread,
         stores,
         names,
@@ -188,6 +227,7 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
         stream,
         stream_is_odd,
         background,
+        thread: fields.thread,
         metered: false,
         max_tokens,
         stream_options,
@@ -204,6 +244,7 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
         session: None,
         kind: 0,
         work: Work::Generates,
+        may_split: false,
         untold,
     }
 }
@@ -267,6 +308,7 @@ struct Fields<'a> {
     stream_is_odd: bool,
     stream_options: StreamOptions,
     background: Option<Value<'a>>,
+    thread: bool,
     max_tokens: u32,
     salt: Option<Value<'a>>,
     system: Option<Value<'a>>,
@@ -315,6 +357,10 @@ impl<'a> Fields<'a> {
                     continue;
                 }
                 "background" => &mut fields.background,
+                "thread" => {
+                    fields.thread = value.raw() != "null";
+                    continue;
+                }
                 "cache_salt" => &mut fields.salt,
                 "system" | "instructions" => &mut fields.system,
                 "tools" => &mut fields.tools,

@@ -3,6 +3,7 @@
 //! becomes only the engine knows, so of a chat with one the text ends where the first message with one
 //! begins. With a template of its own a request has no text here at all, and is routed by its body's text.
 
+use keyway_apis::messages_in_place;
 use keyway_text::{ChatTemplate, Conversation, ConversationError, PromptText, TextError};
 use serde::Deserialize;
 use serde_json::Value;
@@ -80,15 +81,17 @@ pub enum PromptApi {
     Chat,
     /// OpenAI's completions.
     Completions,
-    /// Anthropic's Messages.
+    /// Anthropic's Messages, as vLLM reads them.
     Messages,
+    /// The same, as `keyway-worker` reads them: what the system says late stays where it stands.
+    MessagesInPlace,
     /// OpenAI's Responses.
     Responses,
 }
 
 impl PromptApi {
     /// How many there are.
-    pub const COUNT: usize = 4;
+    pub const COUNT: usize = 5;
 
     /// The API of a path.
     pub fn of(path: &str) -> Option<Self> {
@@ -111,6 +114,7 @@ pub fn read(api: PromptApi, body: &[u8], template: &ChatTemplate) -> Result<Vec<
         PromptApi::Completions => return completion(body),
         PromptApi::Chat => Conversation::from_chat(body)?,
         PromptApi::Messages => Conversation::from_messages(body, template)?,
+        PromptApi::MessagesInPlace => messages_in_place(body, template)?,
         PromptApi::Responses => Conversation::from_responses(body)?,
     };
     // Of fewer bytes nothing comes that an engine takes for a message.
@@ -126,7 +130,7 @@ pub fn read(api: PromptApi, body: &[u8], template: &ChatTemplate) -> Result<Vec<
 impl From<ConversationError> for Unknown {
     fn from(error: ConversationError) -> Self {
         match error {
-            ConversationError::Unsupported(_) => Self::Unsupported,
+            ConversationError::Unsupported(_) | ConversationError::Tools(_) => Self::Unsupported,
             ConversationError::Text(TextError::TooLong) => Self::TooLarge,
             ConversationError::Text(_) => Self::Failed,
         }
@@ -191,6 +195,22 @@ mod tests {
         let body =
             json!({ "messages": [{ "role": "user", "content": "x" }], "add_generation_prompt": false });
         assert_eq!(chat_text(&body), "<|im_start|>user\nx<|im_end|>\n");
+    }
+
+    #[test]
+    fn what_the_system_says_late_is_read_as_the_engine_reads_it() {
+        let source = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
+            {{ raise_exception('first') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}";
+        let template = ChatTemplate::from_source(source, Map::new()).unwrap();
+        let said = json!([{ "role": "user", "content": "Hi" }, { "role": "system", "content": "Late." }]);
+        let body = json!({ "messages": said }).to_string();
+        for (api, want) in [
+            (PromptApi::Messages, "<system>Late.<user>Hi"),
+            (PromptApi::MessagesInPlace, "<user>Hi\n\n<system-reminder>\nLate.\n</system-reminder>"),
+        ] {
+            let prompts = super::read(api, body.as_bytes(), &template).unwrap();
+            assert_eq!(prompts, [Prompt::Text { text: want.to_owned(), add_special: false }], "{api:?}");
+        }
     }
 
     #[test]

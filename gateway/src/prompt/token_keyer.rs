@@ -17,6 +17,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use keyway_apis::SystemPlace;
 use keyway_text::{IncrementalTokenizer, TextError, TextModel};
 use parking_lot::Mutex;
 
@@ -141,6 +142,15 @@ impl TokenKeyer {
         self.models.contains_key(model)
     }
 
+    /// Where a model's template shows system messages.
+    pub fn system_place(&self, model: Option<&str>) -> SystemPlace {
+        match model.and_then(|model| self.models.get(model)).map(|model| model.text.template.shows_late()) {
+            Some((true, true)) => SystemPlace::Anywhere,
+            Some((true, false)) => SystemPlace::NoDevelopers,
+            Some((false, _)) | None => SystemPlace::InFront,
+        }
+    }
+
     /// A request to Anthropic's API has words of the system's among its messages. Where the model's template
     /// takes them in front alone, its engine moves them there, and finds nothing of the conversation's past:
     /// that is counted as a drift, and said once.
@@ -163,14 +173,14 @@ impl TokenKeyer {
     /// most tokens that any worker has room for, asked for where the prompt is long.
     pub async fn tokens(
         &self,
-        path: &str,
+        (path, api): (&str, Option<PromptApi>),
         body: &Bytes,
         model: Option<&str>,
         context: impl FnOnce() -> Option<u64>,
     ) -> Option<Tokenised> {
         let name = model?;
         let model = self.models.get(name)?;
-        let result = match PromptApi::of(path) {
+        let result = match api {
             None => Err(Unknown::Unsupported),
             Some(api) => self.found(model, api, body, context).await,
         };
@@ -228,7 +238,7 @@ mod tests {
     }
 
     async fn found(keyer: &TokenKeyer, path: &str, body: &Bytes, context: Option<u64>) -> Option<Known> {
-        keyer.tokens(path, body, Some("m"), || context).await.map(|found| found.known)
+        keyer.tokens((path, PromptApi::of(path)), body, Some("m"), || context).await.map(|found| found.known)
     }
 
     fn chat(content: &str) -> Bytes {
@@ -306,7 +316,8 @@ mod tests {
     #[tokio::test]
     async fn an_api_whose_tokens_are_others_at_the_engine_goes_by_its_text() {
         let keyer = keyer();
-        let ask = async |path| keyer.tokens(path, &chat("hi"), Some("m"), || None).await;
+        let ask =
+            async |path| keyer.tokens((path, PromptApi::of(path)), &chat("hi"), Some("m"), || None).await;
         let first = ask("/v1/messages").await.unwrap();
         while !first.proof.came_out(Proved::OtherTokens) {}
         assert!(ask("/v1/messages").await.is_none() && ask("/v1/chat/completions").await.is_some());
@@ -338,7 +349,12 @@ mod tests {
     async fn a_model_without_a_tokenizer_is_nobody_s_fault() {
         let keyer = keyer();
         for model in [Some("other"), None] {
-            assert!(keyer.tokens("/v1/chat/completions", &chat("hi"), model, || None).await.is_none());
+            assert!(
+                keyer
+                    .tokens(("/v1/chat/completions", Some(PromptApi::Chat)), &chat("hi"), model, || None)
+                    .await
+                    .is_none()
+            );
         }
         assert!(keyer.told.lock().is_empty());
     }

@@ -7,13 +7,17 @@
 //! is the client's own, is passed on, and its client is remembered for a while as one whose like is passed on
 //! at once.
 
+mod ways;
+
 use std::{fmt, pin::pin, sync::Arc, time::Duration};
 
 use http::StatusCode;
 use keyway_core::index::WorkerId;
 
+use self::ways::Way;
 use crate::{
     clock::Instant,
+    config::Role,
     demand::Demand,
     error::Error,
     fleet::{Question, StreamKind, Worker},
@@ -23,10 +27,12 @@ use crate::{
         asked::Asked,
         body::Response,
         dispatch::{Dispatch, once_begun},
+        kv_transfer,
         own_fault::RequestFailure,
         poison::Suspect,
+        prefill_leg::FromTwo,
         relay::{self, RelayedRequest},
-        resume::ResumeState,
+        resume::{ResumeState, Sent},
         silence,
     },
     routing::{Accusation, Choice, Ticket, refusal::Charge},
@@ -52,6 +58,8 @@ pub(crate) struct Attempts<'a> {
     demand: Option<Demand>,
     /// Whether what is asked has broken workers before.
     suspect: Option<Suspect>,
+    /// Whether what ended them is no reason against another model.
+    other_may: bool,
 }
 
 /// An answer whose head has come.
@@ -87,38 +95,125 @@ impl<'a> Attempts<'a> {
             lost: Error::WorkerLost,
             demand: None,
             suspect,
+            other_may: false,
         }
     }
 
-    /// Makes them until one is answered, or none is left.
-    pub(crate) async fn run(&mut self, mut choice: Choice) -> Result<Response, Error> {
+    /// Makes them, from the worker that was chosen on, until one is answered; `None`: none was, and there is
+    /// the [`Attempts::last_word`].
+    pub(crate) async fn run(&mut self, chosen: Result<Choice, Error>, demand: Demand) -> Option<Response> {
+        let mut choice = match chosen {
+            Ok(choice) => choice,
+            Err(error) => {
+                self.other_may =
+                    matches!(error, Error::NoWorker | Error::ModelNotFound { .. } | Error::TooBusy { .. });
+                (self.lost, self.demand) = (error, Some(demand));
+                return None;
+            }
+        };
+        choice.ticket.carry(demand);
+        if self.asked.info.metered
+            && let Some(visit) = self.asked.record.visit()
+        {
+            visit.asks();
+        }
         loop {
             let miss = match self.attempt(choice).await {
-                Ok(response) => return Ok(response),
+                Ok(response) => return Some(response),
                 Err(miss) => miss,
             };
-            match self.another(&miss).await {
-                Some(next) => choice = next,
-                None => return self.last_word(),
-            }
+            let Some(next) = self.another(&miss).await else {
+                let is_shut = matches!(self.lost, Error::NoPrefill | Error::TooBusy { .. });
+                self.other_may = self.shows_no_fault(&miss) || (is_shut && !self.has_asked());
+                return None;
+            };
+            choice = next;
         }
+    }
+
+    /// Whether workers of another model may be asked: none of this one's could take the request, none says
+    /// that it is at fault, and nothing was answered.
+    pub(crate) fn may_fall_back(&self) -> bool {
+        self.other_may && self.asked.info.owner.is_none()
+    }
+
+    /// Whether any worker was asked.
+    pub(crate) fn has_asked(&self) -> bool {
+        !self.tried.is_empty()
+    }
+
+    /// Whether there was no worker to ask.
+    pub(crate) fn lacks_worker(&self) -> bool {
+        !self.has_asked() && matches!(self.lost, Error::NoWorker | Error::ModelNotFound { .. })
+    }
+
+    /// Counts on from the attempts at another model's workers: all together are bounded.
+    pub(crate) fn after(mut self, before: &Attempts<'_>) -> Self {
+        self.worked = before.worked;
+        self
+    }
+
+    /// Goes on with what is left of later attempts, at another model's workers, that came to nothing.
+    pub(crate) fn take_over(&mut self, later: &mut Attempts<'_>) {
+        self.worked = later.worked;
+        self.demand = later.take_demand().or(self.demand.take());
+        later.give_up();
+    }
+
+    /// What the request asks of the fleet: goes on with it to the next worker.
+    pub(crate) fn take_demand(&mut self) -> Option<Demand> {
+        let held = self.held.as_mut().and_then(|held| held.told.ticket.give_back());
+        self.demand.take().or(held)
+    }
+
+    /// Another model has the request: nobody shows whose fault this one's refusals were.
+    pub(crate) fn give_up(&mut self) {
+        self.accusations.drain(..).for_each(Accusation::undecided);
+    }
+
+    /// Whether nothing in what has come of them speaks against the request, or against one more of them.
+    fn shows_no_fault(&self, miss: &Miss) -> bool {
+        let found_fault = self.opinions.len() > 1 || self.opinions.iter().any(StatusCode::is_client_error);
+        let may_go_on = miss.may_repeat && !miss.in_doubt && !miss.is_local;
+        may_go_on && !found_fault && self.worked < MAX_ATTEMPTS
     }
 
     async fn attempt(&mut self, choice: Choice) -> Result<Response, Miss> {
+        // In a box: few fleets have workers for a part of requests.
+        let (choice, way) = match choice.worker.role() {
+            Role::Decode => Box::pin(self.way_of(choice)).await?,
+            _ => (choice, Way::Alone),
+        };
         let (Dispatch { router, upstream, resumer, .. }, asked) = (self.dispatch, self.asked);
-        let Choice { worker, pick, mut ticket } = choice;
+        let Choice { worker, pick, splits, mut ticket } = choice;
         asked.record.picked(&worker, pick.reason.as_str(), pick.matched_tokens);
         let (asking, mut usage) = self.asking(&worker);
         let mut sent = resumer.sent(asked, asking, &worker, self.seed);
-        let mut answer = {
+        let mut from_two = None;
+        // No worker has to wait for the doctor.
+        let doctor = self.tried.is_empty().then_some(|| self.dispatch.look_for_drift(asked));
+        let mut answer = if let Way::Beside(legs, partner) = way {
+            let both = Box::pin(legs.send(partner, (&worker, ticket.sent()), &sent.body));
+            let met = once_begun(pin!(both), doctor).await;
+            match met {
+                Ok(met) => {
+                    ticket.hand_over_beside(met.cached_tokens);
+                    from_two = Some(FromTwo { cached_tokens: met.cached_tokens });
+                    met.answer
+                }
+                Err(fallen) => return self.partner_fell(*fallen, (ticket, &sent)),
+            }
+        } else {
+            if let Way::After(handed) = way {
+                sent.body = kv_transfer::decode_body(&sent.body, &handed.params);
+                from_two = Some(FromTwo { cached_tokens: handed.cached_tokens });
+            }
             let outgoing = asked.outgoing(sent.body.clone(), &worker);
             let sending = pin!(upstream.send(worker.origin(), outgoing));
             let sending = pin!(silence::unless_lost(router, &worker, ticket.sent(), sending));
-            // No worker has to wait for the doctor.
-            let doctor = self.tried.is_empty().then_some(|| self.dispatch.look_for_drift(asked));
             once_begun(sending, doctor).await
         };
-        let status = answer.as_ref().ok().map(http::Response::status);
+        let status = answer.as_ref().ok().map(http::Response::status).filter(|_| !worker.needs_partner());
         if let Some(kind) = status.and_then(|status| usage.may_be_refused(status, &worker)) {
             usage = UsageFilter::pass_all();
             sent = resumer.sent(asked, asked.body.clone(), &worker, self.seed);
@@ -131,26 +226,41 @@ impl<'a> Attempts<'a> {
             ))
             .await;
         }
-        match answer {
-            Ok(answer) => {
-                let came = Instant::now();
-                router.worker_answered(&worker, router.at(came));
-                let (info, record) = (Arc::clone(&asked.info), Arc::clone(&asked.record));
-                let (series, suspect) = (Arc::clone(&asked.series), self.suspect.clone());
-                let charge = self.charge(&answer, &worker, &mut ticket);
-                let told = RelayedRequest { ticket, info, pick, record, series, usage, suspect };
-                if let Some(charge) = charge {
-                    // In a box: what is mostly not there takes no room in each request's future.
-                    return Err(self.refused(Box::new(Held { worker, answer, came, told }), charge));
-                }
-                if answer.status().is_success() {
-                    self.accusations.drain(..).for_each(Accusation::upheld);
-                }
-                let lifeline = resumer.lifeline(asked, &worker, &sent, answer.headers());
-                Ok(self.relay(&worker, (answer, came), told, lifeline))
-            }
-            Err(error) => Err(self.unanswered(&worker, ticket, error)),
+        let mut response = self.take(Choice { worker, pick, splits, ticket }, answer, (usage, &sent))?;
+        if let Some(from_two) = from_two {
+            response.extensions_mut().insert(from_two);
         }
+        Ok(response)
+    }
+
+    /// What becomes of a worker's answer, or of none.
+    fn take(
+        &mut self,
+        choice: Choice,
+        answer: Result<http::Response<Answer>, SendError>,
+        (usage, sent): (UsageFilter, &Sent),
+    ) -> Result<Response, Miss> {
+        let Choice { worker, pick, mut ticket, .. } = choice;
+        let (Dispatch { router, resumer, .. }, asked) = (self.dispatch, self.asked);
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => return Err(self.unanswered(&worker, ticket, error)),
+        };
+        let came = Instant::now();
+        router.worker_answered(&worker, router.at(came));
+        let (info, record) = (Arc::clone(&asked.info), Arc::clone(&asked.record));
+        let (series, suspect) = (Arc::clone(&asked.series), self.suspect.clone());
+        let charge = self.charge(&answer, &worker, &mut ticket);
+        let told = RelayedRequest { ticket, info, pick, record, series, usage, suspect };
+        if let Some(charge) = charge {
+            // In a box: what is mostly not there takes no room in each request's future.
+            return Err(self.refused(Box::new(Held { worker, answer, came, told }), charge));
+        }
+        if answer.status().is_success() {
+            self.accusations.drain(..).for_each(Accusation::upheld);
+        }
+        let lifeline = resumer.lifeline(asked, &worker, sent, answer.headers());
+        Ok(self.relay(&worker, (answer, came), told, lifeline))
     }
 
     /// What the worker is asked, which may be for more than the client asks.
@@ -166,8 +276,16 @@ impl<'a> Attempts<'a> {
 
     /// Holds an answer that refuses or fails, in case no other worker serves.
     fn refused(&mut self, mut head: Box<Held>, charge: Charge) -> Miss {
-        self.tried.push(head.worker.id);
         let status = head.answer.status();
+        self.accuse(&mut head.told.ticket, &head.worker, charge, &status);
+        let miss = self.missed(&head.worker, charge, status);
+        self.held = Some(head);
+        miss
+    }
+
+    /// A worker refuses, or fails.
+    fn missed(&mut self, worker: &Worker, charge: Charge, status: StatusCode) -> Miss {
+        self.tried.push(worker.id);
         let in_doubt = matches!(charge, Charge::Failed | Charge::Rejected(_));
         if in_doubt {
             self.worked += 1;
@@ -178,8 +296,6 @@ impl<'a> Attempts<'a> {
             Charge::Failed => self.asked.may_repeat(),
             _ => true,
         };
-        self.accuse(&mut head.told.ticket, &head.worker, charge, &status);
-        self.held = Some(head);
         let in_doubt = in_doubt && charge != Charge::Failed;
         Miss { why: charge.as_str(), may_repeat, in_doubt, is_local: false }
     }
@@ -269,8 +385,7 @@ impl<'a> Attempts<'a> {
         }
         // With no worker left, what became of this attempt says more than "none is ready".
         let mut choice = router.choose(info, &self.tried).await.ok()?;
-        let held = self.held.as_mut().and_then(|held| held.told.ticket.give_back());
-        if let Some(demand) = self.demand.take().or(held) {
+        if let Some(demand) = self.take_demand() {
             choice.ticket.carry(demand);
         }
         metrics.retries.with_label_values(&[miss.why]).inc();
@@ -279,7 +394,7 @@ impl<'a> Attempts<'a> {
 
     /// No worker serves it: the client has the last refusal. Where more than one worker found fault with the
     /// request, the fault is its own.
-    fn last_word(&mut self) -> Result<Response, Error> {
+    pub(crate) fn last_word(&mut self) -> Result<Response, Error> {
         if self.opinions.len() > 1 {
             let Dispatch { retries, router, .. } = self.dispatch;
             let note = |status: &StatusCode| {
@@ -310,7 +425,7 @@ impl<'a> Attempts<'a> {
         let lifeline = (lifeline, Arc::clone(&self.dispatch.resumer));
         let mut response = relay::relay((answer, came), told, lifeline, self.dispatch.terms(self.asked));
         self.dispatch.watch(&mut response, self.asked, worker);
-        self.dispatch.expose(&mut response, worker, &pick);
+        self.dispatch.expose(&mut response, &self.asked.info, (worker, &pick));
         response
     }
 }

@@ -17,7 +17,7 @@ use keyway_clients::{
 
 use crate::{
     access::admission::Permit, client::Answered, error::Error, machine::panics, proxy::relay::Relay,
-    stored_state::Tap, telemetry::record::Record,
+    stored_state::Tap, telemetry::record::Record, translation::EventsBack,
 };
 
 /// Why a body breaks off: whatever error its source gives.
@@ -32,6 +32,8 @@ pub type Request = http::Request<hyper::body::Incoming>;
 #[derive(Debug)]
 pub struct ResponseBody {
     source: Source,
+    /// Turns a chat's events into those of the API that was asked.
+    back: Option<Box<EventsBack>>,
     /// Looks for ids of what is stored.
     tap: Option<Box<Tap>>,
     _permit: Option<Permit>,
@@ -58,18 +60,22 @@ enum Source {
 impl ResponseBody {
     /// The body of a worker's answer; permit and record are tied to it later.
     pub fn relay(relay: Box<Relay>) -> Self {
-        Self { source: Source::Relay(relay), tap: None, _permit: None, record: None, asked: Asked::default() }
+        Self::of(Source::Relay(relay))
     }
 
     /// Lines, for as long as their client listens.
     pub fn lines(lines: impl Lines + 'static, answered: Answered) -> Self {
-        Self {
-            source: Source::Lines { lines: Box::new(lines), _answered: answered },
-            tap: None,
-            _permit: None,
-            record: None,
-            asked: Asked::default(),
-        }
+        Self::of(Source::Lines { lines: Box::new(lines), _answered: answered })
+    }
+
+    fn of(source: Source) -> Self {
+        Self { source, back: None, tap: None, _permit: None, record: None, asked: Asked::default() }
+    }
+
+    /// Tells its events in another API.
+    #[must_use]
+    pub fn turned_back(self, back: EventsBack) -> Self {
+        Self { back: Some(Box::new(back)), ..self }
     }
 
     /// Lets its pieces be looked at for the ids that they hand out.
@@ -125,13 +131,7 @@ impl Error {
 /// A body known in full.
 pub fn full(bytes: impl Into<Bytes>) -> ResponseBody {
     let bytes = Some(bytes.into()).filter(|bytes| !bytes.is_empty());
-    ResponseBody {
-        source: Source::Own(bytes),
-        tap: None,
-        _permit: None,
-        record: None,
-        asked: Asked::default(),
-    }
+    ResponseBody::of(Source::Own(bytes))
 }
 
 impl Body for ResponseBody {
@@ -142,8 +142,50 @@ impl Body for ResponseBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        loop {
+            let polled = self.poll_source(cx);
+            let Some(back) = &mut self.back else { return polled };
+            let (told, is_end) = match polled {
+                Poll::Ready(Some(Ok(frame))) => {
+                    let Ok(events) = frame.into_data() else { continue };
+                    (panics::stopped(|| back.push(&events)), false)
+                }
+                Poll::Ready(None) => (panics::stopped(|| back.end()), true),
+                other => return other,
+            };
+            match told {
+                None => return Poll::Ready(Some(Err(self.panicked()))),
+                Some(told) if !told.is_empty() => return Poll::Ready(Some(Ok(Frame::data(told)))),
+                Some(_) if is_end => return Poll::Ready(None),
+                Some(_) => {}
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.source {
+            // What is told at the end may still come.
+            _ if self.back.is_some() => false,
+            Source::Own(bytes) => bytes.is_none(),
+            Source::Relay(relay) => relay.is_end_stream(),
+            Source::Lines { .. } => false,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.source {
+            _ if self.back.is_some() => SizeHint::default(),
+            Source::Own(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
+            Source::Relay(relay) => relay.size_hint(),
+            Source::Lines { .. } => SizeHint::default(),
+        }
+    }
+}
+
+impl ResponseBody {
+    fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         // Here rather than at the connection's task, which a panic would end without a word in the record.
-        let Self { source, asked, .. } = &mut *self;
+        let Self { source, asked, .. } = self;
         let polled = panics::stopped(|| match source {
             Source::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Source::Relay(relay) => asked.poll(|| Pin::new(&mut **relay).poll_frame(cx)),
@@ -157,21 +199,5 @@ impl Body for ResponseBody {
         }
         stalls::say(if frame.is_ready() { Said::Piece } else { Said::Wait });
         frame
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match &self.source {
-            Source::Own(bytes) => bytes.is_none(),
-            Source::Relay(relay) => relay.is_end_stream(),
-            Source::Lines { .. } => false,
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match &self.source {
-            Source::Own(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
-            Source::Relay(relay) => relay.size_hint(),
-            Source::Lines { .. } => SizeHint::default(),
-        }
     }
 }

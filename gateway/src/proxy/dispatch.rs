@@ -4,9 +4,10 @@
 //!
 //! Next: [`crate::proxy::attempts`], then [`crate::proxy::relay`].
 
-use std::{future::poll_fn, pin::Pin, sync::Arc};
+use std::{future::poll_fn, pin::Pin, sync::Arc, time::Duration};
 
-use http::{HeaderValue, request::Parts};
+use http::{HeaderMap, HeaderValue, request::Parts};
+use keyway_apis::ErrorShape;
 use keyway_core::{index::WorkerId, pick::Pick};
 
 use crate::{
@@ -20,10 +21,10 @@ use crate::{
     config::{Config, Timeouts},
     error::Error,
     fleet::Worker,
-    headers::{MATCHED_TOKENS, REASON, WORKER},
+    headers::{MATCHED_TOKENS, MODEL, REASON, WORKER},
     limits::READING_INLINE_BYTES,
     machine::threads,
-    metrics::Metrics,
+    metrics::{COMPLETE, Metrics, ModelSeries},
     party::Stage,
     prompt::{
         content::{self, Content, Plain},
@@ -33,11 +34,13 @@ use crate::{
         work::Work,
     },
     proxy::{
-        arriving,
+        arriving, as_chat,
         asked::Asked,
         attempts::Attempts,
         body::{Request, Response, full},
+        engine_error, kv_transfer,
         poison::Broken,
+        prefill_leg::FromTwo,
         reading::{BodyReader, Sender},
         relay::Terms,
         request_reader::RequestReader,
@@ -45,10 +48,11 @@ use crate::{
         retry_limits::RetryLimits,
         silence,
     },
-    routing::Router,
+    routing::{Choice, Router},
     scale::autoscale::Autoscale,
     stored_state,
     telemetry::record::Record,
+    translation::{WayBack, Wish},
     upstream::Upstream,
 };
 
@@ -71,6 +75,8 @@ pub struct Dispatch {
     pub doctor: Arc<DriftDoctor>,
     /// What is asked of answers, and said in them.
     pub answers: AnswerOptions,
+    /// How long a request waits for a room at a worker that answers with KV from elsewhere.
+    pub room_wait: Duration,
     /// How long the parts of a request may take.
     pub timeouts: Timeouts,
     /// What bounds the attempts of all requests.
@@ -151,10 +157,17 @@ impl Dispatch {
         };
         let (reading, sender) = (Instant::now(), Sender { client, visit: visit.as_ref() });
         let requests = &self.requests;
-        let (content, mut shared) = if BodyReader::is_large(&plain) {
+        let (mut content, mut shared) = if BodyReader::is_large(&plain) {
             Box::pin(requests.bodies.read(&mut parts, plain, sender)).await?
         } else {
             requests.bodies.read_here(&mut parts, plain, sender)?
+        };
+        let wish = requests.chat_only.wish(&parts.method, parts.uri.path(), shared.model.as_deref());
+        let way = match wish {
+            None => None,
+            Some(wish) => {
+                Box::pin(requests.as_chat(wish, &mut parts, (&mut content, &mut shared), sender)).await?
+            }
         };
         let (info, visit) = (Arc::make_mut(&mut shared), visit.as_deref());
         requests.complete(info, Work::of(&parts.method, parts.uri.path()), parts.uri.path(), &parts.headers);
@@ -162,46 +175,79 @@ impl Dispatch {
             Box::pin(requests.add_tokens(info, parts.uri.path(), &content.text)).await;
         }
         requests.add_target(info, &parts, &content);
+        info.may_split = self.may_split(parts.uri.path(), &content.text);
         let read = Instant::now();
         self.metrics.routing.observe((read - reading).as_secs_f64());
+        if wish == Some(Wish::Count) {
+            return self.count(info, record);
+        }
         if stored_state::concerns(&parts, info) {
             if let Some(list) = Box::pin(self.list(&parts, record)).await {
                 return list.map(|response| response.map(|body| body.with_permit(permit)));
             }
             info.owner = Box::pin(self.owner(&parts, info, record)).await?;
         }
-        if info.owner.is_none() {
-            requests.refuse_unnamed(info, &parts)?;
+        requests.refuse(info, &parts)?;
+        if let Some(visit) = visit {
+            of_tenant(visit, record, info, (&parts.headers, &content.text[..]))?;
         }
-        if let Some(visit) = visit.filter(|visit| visit.is_metered() && record.computes()) {
-            // Whatever its path: what reaches a worker is charged.
-            tenants::unclear(info, &content.text)?;
-            let has_files = content::has_files(&parts.headers, &content.text);
-            visit.reserve(Estimate::of(info, content.text.len(), has_files))?;
-            info.metered = true;
-        }
-        info.share = visit.map(Visit::share).unwrap_or_default();
-        info.index_owner = visit.map(Visit::index_owner).unwrap_or_default();
-        let series = self.metrics.model(info.model.as_deref());
-        record.model(Arc::clone(&series));
+        let series = self.named(info, way.is_some(), record);
         let now = self.router.at(read);
         let suspect = self.retries.poisons.look(&content.text, now)?;
         self.retries.budget.lock().request();
         let demand = self.scale.enter(&self.router, info, now);
-        let mut choice = match info.owner {
-            // There is no other to wait for.
-            Some(_) => Box::pin(self.router.choose(info, &[])).await.map_err(state_away)?,
-            None => self.scale.choose(&self.router, info).await?,
-        };
-        choice.ticket.carry(demand);
+        let chosen = self.choose(info).await;
         let Content { text: body, came, .. } = content;
-        if let Some(visit) = visit.filter(|_| info.metered) {
-            visit.asks();
-        }
         let (info, record, broken) = (shared, Arc::clone(record), Broken::default());
         let asked = Arc::new(Asked { parts, body, came, info, series, record, broken });
-        let response = Attempts::new(self, &asked, suspect).run(choice).await?;
+        let mut attempts = Attempts::new(self, &asked, suspect);
+        let response = match attempts.run(chosen, demand).await {
+            Some(response) => response,
+            None => Box::pin(self.fall_back(&mut attempts, &asked, client)).await?,
+        };
+        // In a box: what few answers need.
+        let error = engine_error::due(&response, &asked.parts.method, asked.parts.uri.path());
+        let is_told = way.is_some() || error.is_some() || response.extensions().get::<FromTwo>().is_some();
+        let response = if is_told { Box::pin(told(response, way, error)).await? } else { response };
         Ok(response.map(|body| body.with_permit(permit)))
+    }
+
+    /// Whether another worker than the one that answers may compute a request's prompt.
+    pub(crate) fn may_split(&self, path: &str, body: &[u8]) -> bool {
+        let there_are = || self.router.fleet().has_prefill();
+        kv_transfer::has_legs(path) && there_are() && kv_transfer::has_one_prompt(body)
+    }
+
+    /// The series of a request's model. The record is told of it, which name the client sent, and whether the
+    /// request goes on as a chat.
+    fn named(&self, info: &RequestInfo, translated: bool, record: &Record) -> Arc<ModelSeries> {
+        let series = self.metrics.model(info.model.as_deref());
+        record.model(Arc::clone(&series));
+        if info.renamed.is_some() {
+            self.note_renamed(info, record);
+        }
+        if translated {
+            record.translated();
+        }
+        series
+    }
+
+    /// Answers how many tokens a prompt has: no worker is asked.
+    fn count(&self, info: &RequestInfo, record: &Record) -> Result<Response, Error> {
+        record.model(self.metrics.model(info.model.as_deref()));
+        let counted = as_chat::count(info.tokens.as_ref())?;
+        record.outcome(COMPLETE);
+        Ok(counted)
+    }
+
+    async fn choose(&self, info: &RequestInfo) -> Result<Choice, Error> {
+        match info.owner {
+            // There is no other to wait for.
+            Some(_) => Box::pin(self.router.choose(info, &[])).await.map_err(state_away),
+            // Another model is asked before any first worker is waited for.
+            None if self.has_fallbacks(info) => Box::pin(self.router.choose(info, &[])).await,
+            None => self.scale.choose(&self.router, info).await,
+        }
     }
 
     /// The worker that stores what a request names, if it names anything.
@@ -252,7 +298,12 @@ impl Dispatch {
         }
     }
 
-    pub(crate) fn expose(&self, response: &mut Response, worker: &Worker, pick: &Pick) {
+    pub(crate) fn expose(
+        &self,
+        response: &mut Response,
+        info: &RequestInfo,
+        (worker, pick): (&Worker, &Pick),
+    ) {
         if !self.answers.expose_routing {
             return;
         }
@@ -262,6 +313,45 @@ impl Dispatch {
         }
         headers.insert(REASON, HeaderValue::from_static(pick.reason.as_str()));
         headers.insert(MATCHED_TOKENS, HeaderValue::from(pick.matched_tokens));
+        let model = info.renamed.as_ref().and(info.model.as_deref());
+        // A name that is no header's value is not configured.
+        if let Some(model) = model.and_then(|model| HeaderValue::from_bytes(model.as_bytes()).ok()) {
+            headers.insert(MODEL, model);
+        }
+    }
+}
+
+/// A request becomes its tenant's, and what it may take is set aside. Whatever its path: what reaches a
+/// worker is charged.
+fn of_tenant(
+    visit: &Visit,
+    record: &Record,
+    info: &mut RequestInfo,
+    (headers, text): (&HeaderMap, &[u8]),
+) -> Result<(), Error> {
+    if visit.is_metered() && record.computes() {
+        tenants::unclear(info, text)?;
+        visit.reserve(Estimate::of(info, text.len(), content::has_files(headers, text)))?;
+        info.metered = true;
+    }
+    (info.share, info.index_owner) = (visit.share(), visit.index_owner());
+    Ok(())
+}
+
+/// What the client is told: of an answer whose prompt another worker computed, one usage; of a request that
+/// went on as a chat, an answer of its own API; of a worker's error, one that the API's clients read.
+async fn told(
+    mut response: Response,
+    way: Option<WayBack>,
+    error: Option<ErrorShape>,
+) -> Result<Response, Error> {
+    if let Some(from_two) = response.extensions().get::<FromTwo>().copied() {
+        response = from_two.told(response).await?;
+    }
+    match (way, error) {
+        (Some(way), _) => as_chat::answer_back(response, way).await,
+        (None, Some(shape)) => Ok(engine_error::told(response, shape).await),
+        (None, None) => Ok(response),
     }
 }
 

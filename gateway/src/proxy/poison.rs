@@ -43,6 +43,12 @@ impl Broken {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// As many, for the same request in other words.
+    #[must_use]
+    pub fn so_far(&self) -> Self {
+        Self(AtomicUsize::new(self.0.load(Ordering::Relaxed)))
+    }
+
     /// Whether the request may be tried at one more worker.
     pub fn may_break_another(&self) -> bool {
         self.0.load(Ordering::Relaxed) < BROKEN_MAX

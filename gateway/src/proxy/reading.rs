@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::request::Parts;
+use http::{HeaderMap, request::Parts};
 
 use crate::{
     access::{
@@ -16,9 +16,13 @@ use crate::{
     limits::{BODY_FREE_BYTES, READING_INLINE_BYTES},
     machine::threads,
     prompt::{
-        content::{Content, Form, Plain},
+        content::{self, Content, Form, Plain},
         ignored::Ignored,
-        request::{self, KeyerConfig, RequestInfo},
+        request::{self, KeyerConfig, Renamed, RequestInfo},
+    },
+    proxy::{
+        model_names::{self, ModelNames},
+        named_body,
     },
 };
 
@@ -33,6 +37,8 @@ pub struct BodyReader {
     pub memory: BodyMemory,
     /// Largest body, as it comes and as it goes on.
     pub max_bytes: usize,
+    /// Which requests go to other models than they name.
+    pub names: Arc<ModelNames>,
 }
 
 /// Who sent a body: the connection and the tenant whose shares of memory it counts against.
@@ -111,7 +117,49 @@ impl BodyReader {
         if info.unread.is_some() && content.mend(self.max_bytes)? {
             info = self.text_here(None, &content.text);
         }
+        if !self.names.is_empty() {
+            self.names.in_path(&mut parts.uri);
+            if let Some((text, renamed)) = self.renamed(&parts.headers, &info, &content.text)? {
+                content.replace(&mut parts.headers, text);
+                self.hold(&mut content.text, sender)?;
+                // Anew, as the model is a part of what names a prompt.
+                let form = Form::of(content::kind(&parts.headers), &content.text);
+                info = self.text_here(form, &content.text);
+                Arc::make_mut(&mut info).renamed = Some(renamed);
+            }
+        }
         Ok((content, info))
+    }
+
+    /// A request's text with the model that it goes to in place of the one that it names, if that is another.
+    ///
+    /// # Errors
+    /// What [`BodyReader::with_model`] refuses.
+    pub fn renamed(
+        &self,
+        headers: &HeaderMap,
+        info: &RequestInfo,
+        text: &Bytes,
+    ) -> Result<Option<(Bytes, Box<Renamed>)>, Error> {
+        let Some(asked) = info.model.as_deref() else { return Ok(None) };
+        let place = |model: &str| model_names::place(model, headers, (info, text), self.keyer.key);
+        let Some((model, by)) = self.names.resolve(asked, place) else { return Ok(None) };
+        let text = self.with_model(headers, text, model)?;
+        Ok(text.map(|text| (text, model_names::renamed(asked, by))))
+    }
+
+    /// A text with another model in it; `None` where it names none.
+    ///
+    /// # Errors
+    /// [`Error::BodyTooLarge`] where the longer name makes it that.
+    pub fn with_model(&self, headers: &HeaderMap, text: &Bytes, model: &str) -> Result<Option<Bytes>, Error> {
+        let text = named_body::with_model(text, content::kind(headers), model);
+        match text {
+            Some(text) if text.len() > self.max_bytes => {
+                Err(Error::BodyTooLarge { limit_bytes: self.max_bytes })
+            }
+            text => Ok(text),
+        }
     }
 
     fn text_here(&self, form: Option<Form>, text: &[u8]) -> Arc<RequestInfo> {
@@ -123,7 +171,7 @@ impl BodyReader {
     }
 
     /// Room for what came out of a body.
-    fn hold(&self, text: &mut Bytes, sender: Sender<'_>) -> Result<(), Error> {
+    pub(super) fn hold(&self, text: &mut Bytes, sender: Sender<'_>) -> Result<(), Error> {
         if text.len() > BODY_FREE_BYTES {
             let mut room = self.memory.room(sender.client, sender.visit.cloned());
             room.hold(text.len())?;
@@ -134,7 +182,9 @@ impl BodyReader {
 }
 
 /// Does `work` where large bodies are read.
-async fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Error> {
+pub(super) async fn elsewhere<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Error> {
     let mut work = Some(work);
     let threads = threads::large_bodies().ok_or(Error::Internal)?;
     // There is a place for each.
@@ -151,7 +201,6 @@ mod tests {
         task::Poll,
     };
 
-    use http::HeaderMap;
     use keyway_wire::block_hash::HashKey;
     use parking_lot::Mutex;
 
@@ -166,7 +215,8 @@ mod tests {
     async fn a_large_body_is_read_where_no_other_client_waits_for_it() {
         let memory = BodyMemory::new(1 << 30, prometheus::IntGauge::new("g", "g").unwrap());
         let keyer = KeyerConfig { key: HashKey::new(1), block_bytes: NonZeroUsize::new(64).unwrap() };
-        let reader = BodyReader { keyer, ignored: Arc::default(), memory, max_bytes: 64 << 20 };
+        let reader =
+            BodyReader { keyer, ignored: Arc::default(), memory, max_bytes: 64 << 20, names: Arc::default() };
         let client = Client::alone();
         // While these are held up, whatever is read there has to wait.
         let held_up = Arc::new(Mutex::new(()));

@@ -7,6 +7,7 @@
 //! shape, no `[DONE]`, and an aborted body. Other answers pass byte for byte; a broken one is aborted.
 
 mod account;
+mod failure;
 mod meter;
 mod notable;
 mod patience;
@@ -26,6 +27,7 @@ use keyway_core::breaker::Verdict;
 pub use self::account::RelayedRequest;
 use self::{
     account::Account,
+    failure::Failure,
     meter::{Meter, Metered, is_media},
     patience::{Due, Patience},
     screen::{Failing, Screen, Seen},
@@ -145,20 +147,6 @@ enum State {
     /// The error event was handed out; the abort follows once it has left.
     Aborting(Pin<Box<Sleep>>, Error),
     Ended,
-}
-
-/// How an answer fails.
-#[derive(Debug, Clone)]
-struct Failure {
-    error: Error,
-    /// The worker's own event that says so, and whether clients raise an error on it: then it is the last.
-    said: Option<(Bytes, bool)>,
-}
-
-impl From<Error> for Box<Failure> {
-    fn from(error: Error) -> Self {
-        Self::new(Failure { error, said: None })
-    }
 }
 
 impl Relay {
@@ -381,21 +369,15 @@ impl Relay {
     }
 
     /// The last words of an answer that has failed.
-    fn fail(&mut self, Failure { error, said }: Failure) -> Result<Frame<Bytes>, BoxError> {
-        let outcome = if said.is_some() { "worker_error_event" } else { error.code() };
-        self.account.told.record.outcome(outcome);
+    fn fail(&mut self, failure: Failure) -> Result<Frame<Bytes>, BoxError> {
+        self.account.told.record.outcome(failure.outcome());
         self.account.failed();
         if self.events.is_none() {
             self.state = State::Ended;
-            return Err(error.into());
+            return Err(failure.error.into());
         }
-        let event = match said {
-            Some((said, true)) => said,
-            Some((said, false)) => {
-                [&said, error.to_event(self.api, self.screen.events()).as_bytes()].concat().into()
-            }
-            None => error.to_event(self.api, self.screen.events()).into(),
-        };
+        let event = failure.last_words(self.api, self.screen.events());
+        let error = failure.error;
         self.state = State::Aborting(Box::pin(clock::sleep(ABORT_DELAY)), error);
         Ok(Frame::data(event))
     }
@@ -408,14 +390,6 @@ fn again(
     in_doubt: bool,
 ) -> Result<Again, Obstacle> {
     lifeline.as_ref().map_err(|obstacle| *obstacle).and_then(|lifeline| lifeline.again(ticket, in_doubt))
-}
-
-impl Failure {
-    /// A worker's own word that its answer failed. That an output was aborted is no error event.
-    fn of(events: &Bytes, failing: Failing) -> Self {
-        let said = (!failing.aborts).then(|| (events.slice(failing.from..failing.to), failing.raises));
-        Self { error: if failing.aborts { Error::WorkerAborted } else { Error::WorkerFailed }, said }
-    }
 }
 
 impl Body for Relay {

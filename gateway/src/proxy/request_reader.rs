@@ -5,20 +5,29 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, request::Parts};
+use keyway_core::waiting_room::Share;
 use keyway_wire::block_hash::Chain;
 
 use crate::{
+    client::Client,
     error::Error,
     prompt::{
         content::{self, Content, Form},
-        request::{RequestInfo, Untold},
+        request::{RenamedBy, RequestInfo, Untold},
         session,
         text::PromptApi,
         token_keyer::{Known, TokenKeyer, Tokenised},
         work::Work,
     },
-    proxy::{reading::BodyReader, whom},
+    proxy::{
+        asked::Asked,
+        message_threads::Threaded,
+        model_names,
+        reading::{BodyReader, Sender},
+        whom,
+    },
     routing::Router,
+    translation::{self, CHATS, ChatOnly},
 };
 
 /// How requests are read.
@@ -28,6 +37,10 @@ pub struct RequestReader {
     pub bodies: BodyReader,
     /// Models whose prompts are known by their tokens.
     pub tokens: Arc<TokenKeyer>,
+    /// Models to which requests of other APIs go as chats.
+    pub chat_only: ChatOnly,
+    /// Models whose workers keep the conversations that a `thread` goes on from.
+    pub threaded: Threaded,
     /// Whether a session that the client names counts.
     pub session_hints: bool,
     /// Whether a request must name its model where workers serve different ones.
@@ -37,13 +50,66 @@ pub struct RequestReader {
 }
 
 impl RequestReader {
-    /// All that routing knows of a request to `path`, which is this much `work`.
-    pub async fn read(&self, work: Work, path: &str, headers: &HeaderMap, body: &Bytes) -> RequestInfo {
-        let form = Form::of(content::kind(headers), body);
-        let mut info = Arc::unwrap_or_clone(self.bodies.text(form, body).await);
+    /// All that routing knows of a request to `path`, which is this much `work`. Its body becomes what a
+    /// worker gets, where it goes to another model than it names.
+    pub async fn read(&self, work: Work, path: &str, headers: &HeaderMap, body: &mut Bytes) -> RequestInfo {
+        let form = |body: &Bytes| Form::of(content::kind(headers), body);
+        let mut info = Arc::unwrap_or_clone(self.bodies.text(form(body), body).await);
+        if !self.bodies.names.is_empty()
+            && let Ok(Some((text, renamed))) = self.bodies.renamed(headers, &info, body)
+        {
+            *body = text;
+            info = Arc::unwrap_or_clone(self.bodies.text(form(body), body).await);
+            info.renamed = Some(renamed);
+        }
+        let wish = self.chat_only.wish(&Method::POST, path, info.model.as_deref());
+        let chat = wish.and_then(|wish| {
+            let place = self.system_place(info.model.as_deref());
+            translation::to_chat(wish, body, place).ok()
+        });
         self.complete(&mut info, work, path, headers);
-        self.look_for_tokens(&mut info, path, body).await;
+        let Some((chat, _)) = chat else {
+            self.look_for_tokens(&mut info, path, body).await;
+            return info;
+        };
+        *body = chat.into();
+        let mut chat = Arc::unwrap_or_clone(self.bodies.text(None, body).await);
+        (chat.session, chat.renamed) = (info.session, info.renamed);
+        info = chat;
+        self.complete(&mut info, work, CHATS, headers);
+        self.look_for_tokens(&mut info, CHATS, body).await;
         info
+    }
+
+    /// A request that was read before, for another model; `None` where its body does not say the model.
+    ///
+    /// # Errors
+    /// [`Error::BodyTooLarge`] and [`Error::BodyMemory`].
+    pub(super) async fn for_model(
+        &self,
+        asked: &Asked,
+        (model, client): (&str, &Arc<Client>),
+    ) -> Result<Option<(Parts, Content, RequestInfo)>, Error> {
+        let Asked { parts, body, came, info: before, record, .. } = asked;
+        let Some(text) = self.bodies.with_model(&parts.headers, body, model)? else { return Ok(None) };
+        let (mut parts, visit) = (parts.clone(), record.visit());
+        let mut content = Content { text: body.clone(), came: came.clone(), unread: None, form: None };
+        content.replace(&mut parts.headers, text);
+        self.bodies.hold(&mut content.text, Sender { client, visit: visit.as_ref() })?;
+        let (work, path) = (Work::of(&parts.method, parts.uri.path()), parts.uri.path());
+        let form = Form::of(content::kind(&parts.headers), &content.text);
+        let mut info = Arc::unwrap_or_clone(self.bodies.text(form, &content.text).await);
+        self.complete(&mut info, work, path, &parts.headers);
+        if self.looks_for_tokens(&info) {
+            self.add_tokens(&mut info, path, &content.text).await;
+        }
+        self.add_target(&mut info, &parts, &content);
+        // What its tenant owed was taken into account with the first model.
+        info.share = Share { owed: 0.0, ..before.share };
+        (info.index_owner, info.metered) = (before.index_owner, before.metered);
+        let name = before.renamed.as_ref().map(|renamed| renamed.asked.as_str()).or(before.model.as_deref());
+        info.renamed = name.map(|name| model_names::renamed(name, RenamedBy::Fallback));
+        Ok(Some((parts, content, info)))
     }
 
     /// Adds what the body alone does not say.
@@ -54,7 +120,7 @@ impl RequestReader {
         if !work.fills_cache() {
             info.follow_no_prefix(work);
         } else if self.session_hints {
-            info.session = session::of(headers, info, self.bodies.keyer.key);
+            info.session = info.session.or_else(|| session::of(headers, info, self.bodies.keyer.key));
         }
     }
 
@@ -90,15 +156,29 @@ impl RequestReader {
         if tokens.is_empty() || !info.work.fills_cache() || finds_nothing {
             return None;
         }
-        // An adapter's prompts are made of its base model's tokens.
-        let base = info.model.as_deref().filter(|model| !tokens.knows(model));
-        let base = base.and_then(|adapter| self.router.fleet().parent_of(adapter));
+        let base = self.base_of(info.model.as_deref());
         let context = || self.router.fleet().longest_context(info.model.as_deref()?);
         let model = base.as_deref().or(info.model.as_deref())?;
-        if info.talk.later_system && PromptApi::of(path) == Some(PromptApi::Messages) {
+        let api = self.prompt_api(path, info);
+        if info.talk.later_system && api == Some(PromptApi::Messages) {
             tokens.heard_later_system(model);
         }
-        tokens.tokens(path, body, Some(model), context).await
+        tokens.tokens((path, api), body, Some(model), context).await
+    }
+
+    /// How a request's prompt is read by the engines of its model. They differ in what the system says late
+    /// alone, so few requests need a look at the fleet.
+    fn prompt_api(&self, path: &str, info: &RequestInfo) -> Option<PromptApi> {
+        let api = PromptApi::of(path)?;
+        let model = info.model.as_deref().filter(|_| info.talk.later_system && api == PromptApi::Messages);
+        let is_ours = model.is_some_and(|model| self.router.fleet().is_of_keyway_workers(model));
+        Some(if is_ours { PromptApi::MessagesInPlace } else { api })
+    }
+
+    /// The base model of an adapter whose own tokenizer is not known: its prompts have the same tokens.
+    pub(super) fn base_of(&self, model: Option<&str>) -> Option<String> {
+        let adapter = model.filter(|model| !self.tokens.knows(model))?;
+        self.router.fleet().parent_of(adapter)
     }
 
     /// Adds what the target and the method say, and whether the body could be read.
@@ -111,12 +191,13 @@ impl RequestReader {
         }
     }
 
-    /// Refuses a request that names no model where it has to.
+    /// Refuses a request that names no model where it has to, and a thread that no worker keeps.
     ///
     /// # Errors
-    /// What [`whom::model_is_known_or_one`] refuses.
-    pub(super) fn refuse_unnamed(&self, info: &RequestInfo, parts: &Parts) -> Result<(), Error> {
-        if self.require_model {
+    /// What [`whom::model_is_known_or_one`] and [`Threaded::check`] refuse.
+    pub(super) fn refuse(&self, info: &RequestInfo, parts: &Parts) -> Result<(), Error> {
+        self.threaded.check(&parts.uri, info)?;
+        if self.require_model && info.owner.is_none() {
             whom::model_is_known_or_one(self.router.fleet(), parts, info)
         } else {
             Ok(())

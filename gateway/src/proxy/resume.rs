@@ -11,7 +11,7 @@
 //! worker is not done here, nor is the body relayed.
 
 mod again;
-mod ask;
+pub(in crate::proxy) mod ask;
 mod chunk;
 mod memory;
 mod restart;

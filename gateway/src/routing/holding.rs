@@ -5,7 +5,9 @@
 //! Locks are taken in the order room, index, sessions. What is begun is handed out after both are open again:
 //! a client that is gone drops its choice, whose ticket asks the room for the next one.
 
+mod enter;
 mod pauses;
+mod split;
 
 use std::{
     sync::{
@@ -16,36 +18,36 @@ use std::{
 };
 
 use keyway_core::{
-    consider,
+    Ways, consider,
     index::{Owner, PrefixIndex, WorkerId},
     may_wait,
     pick::{Candidate, Pick, Policy, Turn},
     quote,
-    waiting_room::{Ahead, CandidateSet, Place, Quote, RoomRules, Share, WaitingRoom, WorkerChooser},
-    working_sets::{Left, SetRules, WorkingSets},
+    waiting_room::{Ahead, CandidateSet, Quote, RoomRules, WaitingRoom, WorkerChooser},
+    working_sets::{HeldTurn, Left, SetRules, WorkingSets},
 };
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use tokio::sync::{Notify, oneshot};
 
-use self::pauses::SessionTurn;
-use super::{Choice, Router, Rules, Setting, Ticket, setting::Few};
+use super::{Choice, Router, Rules, Setting, Ticket, setting::Few, ticket::Sending};
 use crate::{
     clock,
     error::Error,
     fleet::{Fleet, Worker},
-    prompt::request::RequestInfo,
 };
 
 /// A request that waits.
 #[derive(Debug)]
 pub(super) struct Held {
     setting: Setting,
+    /// The workers that may compute its prompt for the one that answers, if there are any.
+    prefill: Option<Box<Setting>>,
     /// Whose the blocks of its prompt are.
     index_owner: Owner,
     streams: bool,
     /// The turn of a session that it is, if it is one.
-    turn: Option<SessionTurn>,
+    turn: Option<HeldTurn>,
     /// The conversation that it may be the first turn of, if it is no session's.
     opens: Option<u64>,
     /// These two of one that waits, or that is logged: they are copies.
@@ -103,6 +105,9 @@ impl Holding {
 impl Held {
     fn look_again(&mut self, fleet: &Fleet) {
         self.setting.look_again(fleet, self.model.as_deref(), &self.tried);
+        if let Some(prefill) = &mut self.prefill {
+            prefill.look_again(fleet, self.model.as_deref(), &[]);
+        }
     }
 }
 
@@ -117,6 +122,11 @@ struct Plan {
     roster: usize,
     candidates: Vec<Candidate>,
     pick: Pick,
+    /// What it costs if its prompt is computed where it is answered, and elsewhere; `None` where it cannot
+    /// be.
+    ways: Option<Ways>,
+    /// Whether it is computed elsewhere.
+    splits: bool,
 }
 
 /// Workers that the same requests may go to, looked at once for all of them.
@@ -161,89 +171,7 @@ struct Decisions {
     own: Option<Decided>,
 }
 
-/// What becomes of a request that comes.
-enum Entered<'a> {
-    Decided(Decided),
-    Waits(oneshot::Receiver<Decided>, LeaveOnDrop<'a>),
-}
-
-/// Takes a request out of the room when its client leaves.
-struct LeaveOnDrop<'a> {
-    router: &'a Arc<Router>,
-    place: Place,
-}
-
-impl Drop for LeaveOnDrop<'_> {
-    fn drop(&mut self) {
-        let held = self.router.holding.room.lock().leave(self.place);
-        if held.is_some() {
-            self.router.pump();
-        }
-    }
-}
-
 impl Router {
-    /// Waits for a worker that was not `tried` yet, and records the placement there.
-    pub async fn choose(
-        self: &Arc<Self>,
-        request: &RequestInfo,
-        tried: &[WorkerId],
-    ) -> Result<Choice, Error> {
-        match self.enter(request, tried)? {
-            Entered::Decided(decided) => decided,
-            Entered::Waits(begun, _leave) => begun.await.unwrap_or(Err(Error::NoWorker)),
-        }
-    }
-
-    /// Enters the room, and begins what can begin now: this request, mostly.
-    fn enter(self: &Arc<Self>, request: &RequestInfo, tried: &[WorkerId]) -> Result<Entered<'_>, Error> {
-        let known_fleet = self.holding.fleet_changes.load(Ordering::Acquire);
-        let setting = self.setting(request, tried)?;
-        let share = Share { tokens: setting.prompt_tokens as f64, ..request.share };
-        let mut room = self.holding.room.lock();
-        let entered = self.now();
-        let (index_owner, streams) = (request.index_owner, request.stream);
-        let model = self.decision_log.as_ref().and_then(|_| request.model.clone());
-        let turn = SessionTurn::of(request);
-        let opens = request.talk.opening.filter(|_| turn.is_none());
-        let mut held = Held {
-            setting,
-            index_owner,
-            streams,
-            turn,
-            opens,
-            model,
-            tried: Vec::new(),
-            entered,
-            begin: None,
-        };
-        self.index.finish_lingering(entered);
-        room.admit(entered, &share).map_err(|retry_after| Error::TooBusy { retry_after })?;
-        if self.tell_of_the_fleet(&mut room) != known_fleet {
-            held.setting.look_again(&self.fleet, request.model.as_deref(), tried);
-        }
-        let mut counter = self.counter(&room, entered);
-        // The candidates' loads are read while memory answers.
-        held.setting.views.iter().for_each(|view| counter.index.approach(&view.chain));
-        counter.note_new(&mut held);
-        let own_ms = if room.is_empty() { None } else { counter.own_ms(&held) };
-        let place = room.enter_as(entered, own_ms, share, held);
-        let (Decisions { begun: others, own }, mut room) = counter.release(room);
-        let mut waits = None;
-        if let Some(held) = room.request_mut(place) {
-            let (begin, begun) = oneshot::channel();
-            held.begin = Some(begin);
-            (held.model, held.tried) = (request.model.clone(), tried.to_vec());
-            waits = Some(begun);
-        }
-        drop(room);
-        hand_out(others);
-        Ok(match waits {
-            Some(begun) => Entered::Waits(begun, LeaveOnDrop { router: self, place }),
-            None => Entered::Decided(own.unwrap_or(Err(Error::NoWorker))),
-        })
-    }
-
     /// Begins whatever can begin now.
     pub(super) fn pump(self: &Arc<Self>) {
         // Almost always no request waits.
@@ -383,11 +311,12 @@ impl Counter<'_> {
         let mut candidates = candidate_set.candidates().to_vec();
         let by = setting.seen_by(worker_of.iter().copied());
         if let Some(next) = crowds {
-            self.router.holding.displace(&next, &mut candidates);
+            self.router.holding.sets.lock().displace(&next, &mut candidates);
         }
         let step = (self.now, &turn);
         let pick = consider(self.rules.policy, &by.seen(), &mut candidates, ahead, step, &self.index)?;
-        Some(Plan { roster, candidates, pick })
+        let plan = Plan { roster, candidates, pick, ways: None, splits: false };
+        Some(if held.prefill.is_some() { self.with_ways(held, plan, ahead, &turn) } else { plan })
     }
 }
 
@@ -395,7 +324,9 @@ impl WorkerChooser<Held> for Counter<'_> {
     type Plan = Plan;
 
     fn least_excess_ms(&mut self, held: &Held, ahead: &Ahead) -> f64 {
-        if !may_wait(self.rules.policy, self.rules.holds, held.setting.prompt_tokens) {
+        if !may_wait(self.rules.policy, self.rules.holds, held.setting.prompt_tokens)
+            || held.prefill.is_some()
+        {
             return f64::NEG_INFINITY;
         }
         let roster = self.roster(&held.setting);
@@ -410,13 +341,15 @@ impl WorkerChooser<Held> for Counter<'_> {
     fn quote(&mut self, held: &Held, ahead: &Ahead) -> Option<(Quote, Plan)> {
         let plan = self.plan(held, ahead)?;
         let (rules, prompt_tokens) = (self.rules, held.setting.prompt_tokens);
-        let quote = quote(rules.policy, rules.holds, prompt_tokens, &plan.candidates, &plan.pick);
+        // Whose prompt is computed elsewhere waits for that worker, in a place of its own.
+        let holds = rules.holds && !plan.splits;
+        let quote = quote(rules.policy, holds, prompt_tokens, &plan.candidates, &plan.pick);
         Some((quote, plan))
     }
 
     fn begin(&mut self, mut held: Held, plan: Option<Plan>) {
         // Without a plan no worker is ready; dropping its end of the channel, or deciding nothing, says so.
-        let Some(Plan { roster, candidates, pick }) = plan else { return };
+        let Some(Plan { roster, candidates, pick, ways, splits }) = plan else { return };
         let begin = held.begin.take();
         let (router, setting) = (self.router, &held.setting);
         let Roster { worker_of, candidate_set, stale, .. } = &mut self.rosters[roster];
@@ -429,17 +362,22 @@ impl WorkerChooser<Held> for Counter<'_> {
         let fetched = setting.request_view().fetched_tokens(&candidates[pick.index]) as f64;
         let announced = (view.chain.len() - placement.added()) as f64 * view.block_tokens + fetched;
         // The load counts before the locks open, so that two requests of a burst never see the same queue.
-        let ticket = Ticket::start(
-            Arc::clone(router),
-            Arc::clone(&worker),
-            placement,
-            (self.now, pick.uncached_tokens),
-            (held.streams, setting.kind),
-        )
-        .announced(announced as u64)
-        .in_session(held.next_turn().filter(|_| self.pauses));
+        let sending = Sending {
+            at: self.now,
+            uncached_tokens: pick.uncached_tokens,
+            splits,
+            streams: held.streams,
+            kind: setting.kind,
+        };
+        let ticket = Ticket::start(Arc::clone(router), Arc::clone(&worker), placement, sending)
+            .announced(announced as u64)
+            .telling(held.index_owner, &view.chain)
+            .in_session(held.next_turn().filter(|_| self.pauses));
         // From here on it is dropped after the locks are open, whatever happens: it takes them itself.
-        self.decisions.add(begin, Ok(Choice { worker: Arc::clone(&worker), pick, ticket }));
+        self.decisions.add(begin, Ok(Choice { worker: Arc::clone(&worker), pick, splits, ticket }));
+        if ways.is_some() {
+            router.metrics.prefill_legs.chose(splits);
+        }
         tracing::trace!(worker = %worker.name, reason = pick.reason.as_str(), "a request begins");
         let before = &candidates[pick.index];
         let load = worker.load.snapshot(self.now, before.tokens_per_ms).among(before.load.own_share);
@@ -448,8 +386,7 @@ impl WorkerChooser<Held> for Counter<'_> {
             let workers = worker_of.iter().map(|&i| &setting.workers[i]);
             log.choice(held.model.as_deref(), setting, view, workers.zip(&candidates), &pick, &worker.name);
         }
-        let rate = before.tokens_per_ms * 1e3;
-        let waited = self.now.saturating_sub(held.entered);
+        let (rate, waited) = (before.tokens_per_ms * 1e3, self.now.saturating_sub(held.entered));
         router.metrics.hold.observe(waited.as_secs_f64());
         worker.series(&router.metrics).picked(pick.reason);
         self.session_goes_on(&held, &worker, rate, pick.uncached_tokens);
@@ -460,10 +397,12 @@ impl WorkerChooser<Held> for Counter<'_> {
     }
 
     fn tokens(&self, plan: &Plan) -> Option<f64> {
-        Some(plan.pick.uncached_tokens as f64)
+        // Who computes the prompt is charged for it.
+        Some(if plan.splits { 0.0 } else { plan.pick.uncached_tokens as f64 })
     }
 
     fn refuse(&mut self, held: Held, retry_after: Duration) {
+        self.router.holding.turn_leaves(&held);
         self.decisions.add(held.begin, Err(Error::TooBusy { retry_after }));
     }
 }

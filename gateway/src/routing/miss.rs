@@ -34,6 +34,11 @@ pub(super) struct Miss {
     pub(super) slack: u64,
 }
 
+/// Whether a cause is what the worker's own events say: nothing is set up wrongly there.
+pub(super) fn is_explained(cause: &str) -> bool {
+    ["under_way", "evicted", "announced_late"].contains(&cause)
+}
+
 impl Miss {
     /// The likely cause, as the metric's label: of a prediction by events the first that fits.
     pub(super) fn cause(&self) -> &'static str {
@@ -92,6 +97,8 @@ mod tests {
             (Miss { events_came: false, ..under }, "unexplained"),
         ] {
             assert_eq!(miss.cause(), cause, "{miss:?}");
+            let by_events = !["unexplained", "tokens", "model", "text"].contains(&cause);
+            assert_eq!(is_explained(miss.cause()), by_events, "{cause}");
         }
     }
 }

@@ -7,7 +7,7 @@ use keyway_core::{
     index::WorkerId,
     media::Media,
     others::own_share,
-    pick::{Candidate, RequestView},
+    pick::{Candidate, RequestView, Source},
     rate::Rates,
     refusals::{Eligible, Stance},
     route::PromptViews,
@@ -19,11 +19,30 @@ use smallvec::SmallVec;
 
 use super::{Router, token_sizes::PromptSize};
 use crate::{
+    config::Role,
     error::Error,
     fleet::{Fleet, Worker},
     limits::READING_INLINE_BYTES,
     prompt::request::RequestInfo,
 };
+
+/// Which part of a request a worker is sought for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Leg {
+    /// Its answer, and its prompt unless another worker computes that for less.
+    Answer,
+    /// Its answer and its prompt.
+    Whole,
+    /// Its prompt alone, whose KV goes to another worker.
+    Prefill,
+}
+
+impl Leg {
+    /// Whether workers of a role are for it.
+    fn is_for(self, role: Role) -> bool {
+        (role == Role::Prefill) == (self == Self::Prefill)
+    }
+}
 
 /// The request's prefix, cut in one way.
 #[derive(Debug, Clone, PartialEq)]
@@ -89,6 +108,7 @@ pub struct Setting {
     pub(super) kind: u64,
     /// The only worker that may have it, if it is for one.
     pub owner: Option<WorkerId>,
+    leg: Leg,
 }
 
 impl Setting {
@@ -137,7 +157,7 @@ impl Setting {
             views.iter().position(|view| view.way == way)
         };
         let may_have = |worker: &Arc<Worker>| {
-            is_for(worker, self.owner, model) && worker.routable() && !tried.contains(&worker.id)
+            is_for(worker, self.owner, model, self.leg) && worker.routable() && !tried.contains(&worker.id)
         };
         let all = fleet.all();
         let found = all.iter().filter(|worker| may_have(worker));
@@ -186,7 +206,7 @@ impl Setting {
             let fetch = self.fetch_tokens_per_ms.filter(|_| self.by_tokens && worker.residency.trusted());
             Candidate {
                 drawn_as: worker.id,
-                tiers: fetch.map(|fetch| (worker.residency.any_tier_id, fetch)),
+                source: fetch.map(|fetch| Source::tiers(worker.residency.any_tier_id, fetch)),
                 ..Candidate::new(index_id(worker, self.by_tokens), load, tokens_per_ms, speed)
             }
         };
@@ -212,9 +232,9 @@ fn way_of(worker: &Worker, model: Option<&str>) -> Way {
     (worker.residency.block_size(), model.is_some_and(|model| worker.is_adapter(model)))
 }
 
-/// Whether a request may go to a worker: who stores what it names, else who serves its model.
-fn is_for(worker: &Worker, owner: Option<WorkerId>, model: Option<&str>) -> bool {
-    owner.map_or_else(|| worker.may_serve(model), |owner| owner == worker.id)
+/// Whether a part of a request may go to a worker: who stores what it names, else who serves its model.
+fn is_for(worker: &Worker, owner: Option<WorkerId>, model: Option<&str>, leg: Leg) -> bool {
+    owner.map_or_else(|| leg.is_for(worker.role()) && worker.may_serve(model), |owner| owner == worker.id)
 }
 
 /// What the index calls a worker.
@@ -253,8 +273,18 @@ impl Setting {
 impl Router {
     /// The workers that may serve a request and were not `tried` yet, and what it looks like to them.
     pub fn setting(&self, request: &RequestInfo, tried: &[WorkerId]) -> Result<Setting, Error> {
+        self.setting_for(request, tried, Leg::Answer)
+    }
+
+    /// [`Router::setting`], of a part of the request.
+    pub(super) fn setting_for(
+        &self,
+        request: &RequestInfo,
+        tried: &[WorkerId],
+        leg: Leg,
+    ) -> Result<Setting, Error> {
         let all = self.fleet.all();
-        let serves = |worker: &&Arc<Worker>| is_for(worker, request.owner, request.model.as_deref());
+        let serves = |worker: &&Arc<Worker>| is_for(worker, request.owner, request.model.as_deref(), leg);
         let free = |worker: &&Arc<Worker>| worker.routable() && !tried.contains(&worker.id);
         let may_have = |worker: &&Arc<Worker>| serves(worker) && free(worker);
         // Mostly that is every worker, and then their list is at hand.
@@ -270,7 +300,7 @@ impl Router {
             return Err(Error::ModelNotFound { model: model.clone(), known });
         }
         let setting = match &request.tokens {
-            None => self.by_text(request, workers),
+            None => self.by_text(request, workers, leg),
             Some(prompt) => {
                 let views = self.token_views(&prompt.ids, request, &workers);
                 let way_of = |worker: &Arc<Worker>| way_of(worker, request.model.as_deref());
@@ -287,6 +317,7 @@ impl Router {
                     session: request.session.map(|session| session.name),
                     kind: request.kind,
                     owner: request.owner,
+                    leg,
                 }
             }
         };
@@ -336,8 +367,17 @@ impl Router {
 
     /// Whether there is a worker for a request that was not `tried` yet.
     pub fn has_another(&self, request: &RequestInfo, tried: &[WorkerId]) -> bool {
+        self.has_for(request, tried, Leg::Answer)
+    }
+
+    /// Whether there is a worker that computes a request's prompt for others and was not `tried` yet.
+    pub fn has_prefill(&self, request: &RequestInfo, tried: &[WorkerId]) -> bool {
+        self.has_for(request, tried, Leg::Prefill)
+    }
+
+    fn has_for(&self, request: &RequestInfo, tried: &[WorkerId], leg: Leg) -> bool {
         let may_have = |worker: &Arc<Worker>| {
-            let may_have = is_for(worker, request.owner, request.model.as_deref());
+            let may_have = is_for(worker, request.owner, request.model.as_deref(), leg);
             may_have && !tried.contains(&worker.id) && worker.routable()
         };
         self.fleet.all().iter().any(may_have)
@@ -350,7 +390,7 @@ impl Router {
         if self.is_too_long(request, tokens) { 0 } else { tokens }
     }
 
-    fn by_text(&self, request: &RequestInfo, workers: Arc<[Arc<Worker>]>) -> Setting {
+    fn by_text(&self, request: &RequestInfo, workers: Arc<[Arc<Worker>]>, leg: Leg) -> Setting {
         let PromptSize { tokens, block_tokens, media } = self.token_sizes.prompt(request);
         let view = View { chain: Arc::clone(&request.chain.blocks), block_tokens, media, way: OF_TEXT };
         let mut leads = Leads::default();
@@ -370,6 +410,7 @@ impl Router {
             session: request.session.map(|session| session.name),
             kind: request.kind,
             owner: request.owner,
+            leg,
         }
     }
 }

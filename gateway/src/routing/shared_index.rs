@@ -2,7 +2,7 @@
 //! have just ended are about to say, and what a snapshot says of workers that have not joined. Choices are
 //! recorded in it, so every choice waits for its lock.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use keyway_core::index::{Placement, PrefixIndex, WorkerId};
 use parking_lot::{Mutex, MutexGuard};
@@ -29,7 +29,16 @@ pub struct SharedIndex {
 impl SharedIndex {
     /// An empty one of at most so many bytes.
     pub(super) fn new(bytes: usize) -> Self {
-        let index = Mutex::new(PrefixIndex::new(bytes));
+        Self::of(PrefixIndex::new(bytes))
+    }
+
+    /// An empty one into which other gateways' placements come too.
+    pub(super) fn with_ancestry(bytes: usize) -> Self {
+        Self::of(PrefixIndex::with_ancestry(bytes))
+    }
+
+    fn of(index: PrefixIndex) -> Self {
+        let index = Mutex::new(index);
         Self { index, lingering: Mutex::default(), remembered: Mutex::default() }
     }
 
@@ -58,7 +67,8 @@ impl SharedIndex {
         self.index.lock()
     }
 
-    /// The events of an answer that has just ended are on their way: until then its blocks count as held.
+    /// The events of an answer that has just ended may be on their way: what its worker has not announced yet
+    /// counts as held for a while longer.
     pub(super) fn linger(&self, now: Duration, placement: Placement) {
         let mut lingering = self.lingering.lock();
         lingering.push_back((now, placement));
@@ -86,6 +96,18 @@ impl SharedIndex {
     /// Takes what a snapshot says for workers that join from now on.
     pub fn remember(&self, remembered: Remembered) {
         *self.remembered.lock() = remembered;
+    }
+
+    /// Takes what another gateway's snapshot says in place of what is known. Returns the blocks of workers
+    /// that are here.
+    pub fn replace_by(&self, remembered: Remembered, workers: &[Arc<Worker>]) -> usize {
+        let modelled = || workers.iter().filter(|worker| !worker.residency.has_events());
+        for worker in modelled() {
+            self.forget(worker.id);
+            self.forget(worker.residency.token_id);
+        }
+        self.remember(remembered);
+        modelled().map(|worker| self.recall(worker)).sum()
     }
 
     /// A worker joins: what a snapshot says of it is believed. Returns the blocks.

@@ -15,6 +15,7 @@
 use std::{
     collections::HashMap,
     fs, io,
+    num::NonZeroUsize,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -59,15 +60,20 @@ struct Read {
 
 /// Why a file is not used.
 #[derive(Debug, thiserror::Error)]
-enum SnapshotError {
+pub enum SnapshotError {
+    /// The file cannot be read.
     #[error(transparent)]
     Read(#[from] io::Error),
+    /// It cannot be of an index like this one's.
     #[error("{0} bytes are more than the index's own")]
     TooLarge(u64),
+    /// Its check does not agree.
     #[error("it is damaged")]
     Damaged,
+    /// It is something else.
     #[error("it is no snapshot of an index")]
     NoSnapshot,
+    /// Another release wrote it.
     #[error("it is of another version")]
     Version,
     /// Blocks of the same text have other hashes here.
@@ -108,15 +114,37 @@ impl Memory {
         match read(file, self.keyer, index_bytes) {
             Ok(Read { remembered, stored }) => {
                 self.router.index().remember(remembered);
-                if let Some(state) = self.router.stored_state() {
-                    let keep = state.keep();
-                    let young = stored.into_iter().filter(|(_, _, age)| *age < keep);
-                    state.recall(young.map(|(id, owner, _)| (id, owner)).collect());
-                }
+                self.recall_ids(stored);
             }
             Err(error) => tracing::warn!(error = error.to_string(), "{} is not used", file.display()),
         }
     }
+}
+
+impl Memory {
+    /// Takes what another gateway's snapshot says in place of what is known of caches. Returns the blocks of
+    /// workers that are here.
+    pub fn take(&self, bytes: &[u8]) -> Result<usize, SnapshotError> {
+        let Read { remembered, stored } = decode(bytes, self.keyer, clock::unix_seconds())?;
+        let workers = self.router.fleet().all();
+        let blocks = self.router.index().replace_by(remembered, &workers);
+        self.recall_ids(stored);
+        Ok(blocks)
+    }
+
+    fn recall_ids(&self, stored: Vec<StoredId>) {
+        if let Some(state) = self.router.stored_state() {
+            let keep = state.keep();
+            let young = stored.into_iter().filter(|(_, _, age)| *age < keep);
+            state.recall(young.map(|(id, owner, _)| (id, owner)).collect());
+        }
+    }
+}
+
+/// What the router's index knows, for another gateway.
+pub fn of(router: &Router) -> Vec<u8> {
+    let block_bytes = NonZeroUsize::new(router.block_bytes).unwrap_or(NonZeroUsize::MIN);
+    encode(router.fleet(), router, KeyerConfig { key: router.hash_key, block_bytes }).0
 }
 
 /// Writes the snapshot in place of the one before. Returns the blocks written.
@@ -304,8 +332,6 @@ fn sum_of(bytes: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroUsize;
-
     use proptest::prelude::*;
 
     use super::*;

@@ -4,10 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use keyway_core::{
     breaker::Verdict,
-    index::Placement,
+    index::{Owner, Placement, WorkerId},
     pace::Waiting,
+    told::Told,
     working_sets::{EndedTurn, NextTurn},
 };
+use keyway_wire::block_hash::BlockHash;
 
 use super::{Accusation, Router};
 use crate::{
@@ -24,6 +26,8 @@ pub struct Ticket {
     pub(super) router: Arc<Router>,
     pub(super) worker: Arc<Worker>,
     placement: Option<Placement>,
+    /// As other gateways were told of it, until they are told what became of it.
+    told: Option<Told>,
     pub(super) sent: Duration,
     /// Cached tokens that the worker itself had announced, and how many of its blocks had gone by then.
     announced: u64,
@@ -39,6 +43,40 @@ pub struct Ticket {
     demand: Option<Demand>,
     /// As a turn of its session; with the tokens that the conversation has with the answer so far.
     turn: Option<EndedTurn>,
+    /// Whether the client asked for a stream.
+    streams: bool,
+    /// Whether another worker computes the prompt at this moment, or its KV is on its way.
+    is_elsewhere: bool,
+    /// Where the prompt was computed, if that is not here.
+    handed: Option<Handover>,
+    /// Whether the worker has begun to answer.
+    began: bool,
+}
+
+/// A prompt that another worker has computed.
+#[derive(Debug, Clone, Copy)]
+struct Handover {
+    /// The worker, where the time of its KV's way is seen.
+    from: Option<WorkerId>,
+    /// Prompt tokens that were found cached there.
+    cached_tokens: u64,
+    at: Duration,
+    /// Milliseconds for which the worker that answers had other prompts to compute then.
+    queue_ms: f64,
+}
+
+/// What is known of a request when it is sent.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sending {
+    pub(super) at: Duration,
+    /// Prompt tokens that the worker does not hold.
+    pub(super) uncached_tokens: u64,
+    /// Whether another worker is to compute the prompt.
+    pub(super) splits: bool,
+    /// Whether the client asked for a stream.
+    pub(super) streams: bool,
+    /// What kind of request it is, as refusals are told apart.
+    pub(super) kind: u64,
 }
 
 impl Ticket {
@@ -46,17 +84,14 @@ impl Ticket {
         router: Arc<Router>,
         worker: Arc<Worker>,
         placement: Placement,
-        (sent, uncached_tokens): (Duration, u64),
-        (streams, kind): (bool, u64),
+        sending: Sending,
     ) -> Box<Self> {
+        let Sending { at: sent, uncached_tokens, splits, streams, kind } = sending;
         worker.standing.begin(kind, sent);
-        let speed = worker.rate.lock().tokens_per_second();
-        let tokens_before_first = worker.load.tokens_left(sent, speed) + uncached_tokens;
-        let waiting = Some(worker.load.start(sent, uncached_tokens, streams));
         let series = worker.series(&router.metrics);
         series.in_flight.inc();
-        series.waiting_prefill_tokens.add(uncached_tokens as i64);
-        Box::new(Self {
+        worker.load.start_elsewhere(sent);
+        let mut ticket = Box::new(Self {
             sent,
             announced: 0,
             removed_before: worker.residency.removed(),
@@ -64,19 +99,54 @@ impl Ticket {
             trip: worker.gate().begin(),
             worker,
             placement: Some(placement),
+            told: None,
             uncached_tokens,
-            tokens_before_first,
-            waiting,
+            tokens_before_first: 0,
+            waiting: None,
             kind,
             demand: None,
             turn: None,
-        })
+            streams,
+            is_elsewhere: true,
+            handed: None,
+            began: false,
+        });
+        if !splits {
+            ticket.computes_here(sent);
+        }
+        ticket
+    }
+
+    /// The worker computes the prompt itself, which waits there from now on.
+    pub fn computes_here(&mut self, now: Duration) {
+        self.come_from_elsewhere();
+        let (worker, tokens) = (&self.worker, self.uncached_tokens);
+        let speed = worker.rate.lock().tokens_per_second();
+        self.tokens_before_first = worker.load.tokens_left(now, speed) + tokens;
+        self.waiting = Some(worker.load.computes(now, tokens, self.streams));
+        self.sent = now;
+        self.series().waiting_prefill_tokens.add(tokens as i64);
     }
 
     /// Notes how many of the prompt's tokens the worker had announced, without what it was computing.
     pub(super) fn announced(mut self: Box<Self>, tokens: u64) -> Box<Self> {
         self.announced = tokens;
         self
+    }
+
+    /// Tells other gateways, if there are any, that this chain of `owner`'s was placed.
+    pub(super) fn telling(mut self: Box<Self>, owner: Owner, chain: &[BlockHash]) -> Box<Self> {
+        if let (Some(telling), Some(placement)) = (&self.router.telling, &self.placement) {
+            self.told = telling.placed(self.sent, owner, chain, placement);
+        }
+        self
+    }
+
+    /// They are told what became of it.
+    fn tell(&mut self, now: Duration, began: bool) {
+        if let (Some(told), Some(telling)) = (self.told.take(), &self.router.telling) {
+            telling.closed(now, told, began);
+        }
     }
 
     /// Counts as a turn of its session until it is dropped.
@@ -88,6 +158,52 @@ impl Ticket {
         };
         self.turn = turn.map(ended);
         self
+    }
+
+    /// Another worker has computed the prompt, of which it found so many tokens cached; this one is asked
+    /// now.
+    pub fn hand_over(&mut self, from: WorkerId, cached_tokens: u64, now: Duration) {
+        let speed = self.worker.rate.lock().tokens_per_second();
+        let queued = self.worker.load.tokens_left(now, speed) as f64;
+        let queue_ms = speed.map_or(0.0, |tokens_per_s| queued / tokens_per_s * 1e3);
+        if let Some(demand) = &mut self.demand {
+            demand.hand_over(cached_tokens, now);
+        }
+        self.handed = Some(Handover { from: Some(from), cached_tokens, at: now, queue_ms });
+        self.sent = now;
+    }
+
+    /// Another worker computes the prompt while this one waits for it, and found so many tokens cached. How
+    /// long the KV is on its way, that does not tell.
+    pub fn hand_over_beside(&mut self, cached_tokens: u64) {
+        let now = self.router.now();
+        if let Some(demand) = &mut self.demand {
+            demand.hand_over(cached_tokens, now);
+        }
+        self.handed = Some(Handover { from: None, cached_tokens, at: self.sent, queue_ms: 0.0 });
+    }
+
+    /// Another worker computes the prompt after all: it waits here no longer.
+    pub fn computes_elsewhere(&mut self) {
+        if !std::mem::replace(&mut self.is_elsewhere, true) {
+            let now = self.router.now();
+            self.stop_waiting(now, false);
+            self.worker.load.goes_elsewhere(now);
+        }
+        if let Some(demand) = &mut self.demand {
+            demand.computes_elsewhere();
+        }
+    }
+
+    fn come_from_elsewhere(&mut self) {
+        if std::mem::take(&mut self.is_elsewhere) {
+            self.worker.load.comes_from_elsewhere();
+        }
+    }
+
+    /// Prompt tokens that were found cached where the prompt was computed, if that is another worker.
+    pub fn handed(&self) -> Option<u64> {
+        self.handed.map(|handover| handover.cached_tokens)
     }
 
     /// Tokens of the prompt that the worker had announced when it was chosen.
@@ -102,7 +218,10 @@ impl Ticket {
 
     /// Carries the request's part in its model's demand from now on.
     pub fn carry(&mut self, mut demand: Demand) {
-        demand.sent(self.uncached_tokens);
+        demand.sent(self.uncached_tokens, self.worker.role());
+        if self.is_elsewhere {
+            demand.computes_elsewhere();
+        }
         self.demand = Some(demand);
     }
 
@@ -115,7 +234,10 @@ impl Ticket {
     pub fn first_token(&mut self, now: Duration) {
         // What an exact worker is expected to hold is expected until the answer's end. What another one was
         // sent is accepted by dropping the placement.
+        self.began = true;
+        self.come_from_elsewhere();
         self.placement = self.placement.take().filter(Placement::is_expected);
+        self.tell(now, true);
         if let Some(demand) = &mut self.demand {
             demand.first_token(now);
         }
@@ -140,6 +262,7 @@ impl Ticket {
         if let Some(placement) = self.placement.take() {
             self.router.index.lock().withdraw(placement);
         }
+        self.tell(self.router.now(), false);
         Accusation::new(self, charge, path)
     }
 
@@ -151,6 +274,10 @@ impl Ticket {
         }
         if self.waiting.is_some() {
             self.worker.rate.lock().observe(self.tokens_before_first, seconds);
+        }
+        if let Some(Handover { from: Some(from), at, queue_ms, .. }) = self.handed.filter(|_| !self.began) {
+            let took = now.saturating_sub(at);
+            self.router.handed_over(now, (from, self.worker.id), self.uncached_tokens, (took, queue_ms));
         }
         self.first_token(now);
     }
@@ -220,7 +347,8 @@ impl Drop for Ticket {
         // What counts for it first, and the index and the room after that: a bug in those must not leak a
         // count.
         let now = self.router.now();
-        let answered = !self.stop_waiting(now, false);
+        self.come_from_elsewhere();
+        self.stop_waiting(now, false);
         if let Some(demand) = &self.demand {
             demand.ended(now);
         }
@@ -229,8 +357,9 @@ impl Drop for Ticket {
         }
         self.worker.load.end();
         self.series().in_flight.dec();
+        self.tell(now, self.began);
         if let Some(placement) = self.placement.take() {
-            if answered {
+            if self.began {
                 self.router.index.linger(now, placement);
             } else {
                 self.router.index.lock().withdraw(placement);

@@ -9,7 +9,7 @@ use keyway_wire::openai::Usage;
 
 use super::{
     Router, Ticket,
-    miss::{Miss, Source},
+    miss::{Miss, Source, is_explained},
     setting::index_id,
 };
 use crate::{
@@ -40,6 +40,10 @@ impl Router {
         }
         if request.untold != Some(Untold::Truncated) {
             self.token_sizes.learn(request, usage.prompt_tokens);
+        }
+        if ticket.handed().is_some() {
+            // What the worker found itself is not told apart from what it fetched.
+            return None;
         }
         if !request.work.fills_cache() {
             // Nothing was predicted, and what it found says nothing of what chats left.
@@ -103,7 +107,7 @@ impl Router {
             prove(request, usage, worker, !tokens_agree && came_out == Prediction::Under);
         }
         if by_tokens {
-            warn_of_drift(request, usage, worker, &facts, miss.is_none());
+            warn_of_drift(request, usage, worker, &facts, miss);
         }
         miss
     }
@@ -198,14 +202,21 @@ impl Router {
 }
 
 /// Says once of a worker that most predictions fail there, and what the failures have in common.
-fn warn_of_drift(request: &RequestInfo, usage: &Usage, worker: &Worker, facts: &Miss, right: bool) {
+fn warn_of_drift(
+    request: &RequestInfo,
+    usage: &Usage,
+    worker: &Worker,
+    facts: &Miss,
+    miss: Option<&'static str>,
+) {
     let outcome = match facts {
-        _ if right => Outcome::Right,
+        _ if miss.is_none() => Outcome::Right,
+        _ if miss.is_some_and(is_explained) => Outcome::Explained,
         Miss { tokens_agree: false, .. } => Outcome::OtherTokens,
         Miss { reported: 0, .. } => Outcome::NothingCached,
         _ => Outcome::Wrong,
     };
-    if let Some(why) = worker.residency.drifts(outcome) {
+    if let Some(why) = worker.residency.drifts(outcome, facts.reported > 0) {
         tracing::warn!(
             worker = worker.name.as_str(),
             model = request.model,

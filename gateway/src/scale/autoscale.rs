@@ -3,6 +3,7 @@
 //! nothing.
 //!
 //! A model here is a fleet's: requests for an adapter count for the base model, whose workers serve both.
+//! Where a model's workers have roles, there is a sum for each role.
 
 mod first_worker;
 mod shown;
@@ -22,7 +23,7 @@ use tokio::sync::{Notify, watch};
 pub use self::shown::ScaleRow;
 use crate::{
     clock,
-    config::ScaleConfig,
+    config::{Role, ScaleConfig},
     demand::{Demand, Pool},
     fleet::Worker,
     limits::MAX_SCALED_MODELS,
@@ -62,13 +63,15 @@ impl Autoscale {
         for model in scale.config.models.keys() {
             scale.pool(model);
         }
+        for (model, role) in scale.config.roles.keys() {
+            scale.know_role(model, *role);
+        }
         Arc::new(scale)
     }
 
     /// Works out every model's sum, for ever.
     pub async fn watch(self: Arc<Self>, router: Arc<Router>) {
-        let windows = self.config.models.values().chain([&self.config.default]);
-        let shortest = windows.map(|model| model.rules.window).min().unwrap_or(MAX_TICK);
+        let shortest = self.config.all().map(|model| model.rules.window).min().unwrap_or(MAX_TICK);
         // Thirty looks a window, so that a window is as long as it says.
         let tick = (shortest / 30).clamp(Duration::from_millis(20), MAX_TICK);
         loop {
@@ -88,19 +91,29 @@ impl Autoscale {
                 of.entry(model).or_default().push(worker);
             }
         }
-        for model in of.keys() {
-            drop(self.pool(model));
+        for (model, workers) in &of {
+            if workers.iter().all(|worker| worker.role() == Role::Both) {
+                drop(self.pool(model));
+            } else {
+                for worker in workers {
+                    self.know_role(model, worker.role());
+                }
+            }
         }
         let pools: Vec<Arc<Pool>> = self.pools.read().values().cloned().collect();
         let mut changed = false;
         for pool in pools {
             let own = of.get(&pool.model).map_or(&[][..], Vec::as_slice);
-            let mut state = pool.state.lock();
-            let before = state.last.map(|(_, sum)| sum.desired);
-            let (seen, sum) = state.sum(router.now(), own);
-            drop(state);
-            changed |= before != Some(sum.desired);
-            self.show(&pool.model, &seen, &sum);
+            for part in pool.parts() {
+                let is_of = |worker: &&&Arc<Worker>| part.is_none_or(|role| worker.role() == role);
+                let own: Vec<_> = own.iter().filter(is_of).copied().collect();
+                let mut state = pool.of(part.unwrap_or_default());
+                let before = state.last.map(|(_, sum)| sum.desired);
+                let (seen, sum) = state.sum(router.now(), &own);
+                drop(state);
+                changed |= before != Some(sum.desired);
+                self.show(&pool.model, part, &seen, &sum);
+            }
         }
         if changed {
             self.changed.send_replace(());
@@ -129,12 +142,20 @@ impl Autoscale {
         if pools.len() >= MAX_SCALED_MODELS {
             return None;
         }
-        let scale = self.config.models.get(model).unwrap_or(&self.config.default);
+        let scale = self.config.of(model, None);
         let pool = pools.entry(model.to_owned()).or_insert_with(|| {
             self.metrics.admit_model(model);
             Arc::new(Pool::new(model, scale))
         });
         Some(Arc::clone(pool))
+    }
+
+    /// A model has workers of this role, or is to have them.
+    fn know_role(&self, model: &str, role: Role) {
+        let Some(pool) = self.pool(model) else { return };
+        if pool.has_role(&self.config, role) {
+            self.hide(model);
+        }
     }
 
     /// The pool whose workers serve `model`, the only one where a request names none. A name that no worker
@@ -153,8 +174,9 @@ impl Autoscale {
     /// Every model's last sum, for the operators' page.
     pub fn rows(&self) -> Vec<ScaleRow> {
         let pools: Vec<Arc<Pool>> = self.pools.read().values().cloned().collect();
-        let mut rows: Vec<ScaleRow> = pools.iter().filter_map(|pool| pool.row()).collect();
-        rows.sort_unstable_by(|a, b| a.model.cmp(&b.model));
+        let mut rows: Vec<ScaleRow> = pools.iter().flat_map(|pool| pool.rows()).collect();
+        // By role in the order of its parts.
+        rows.sort_by(|a, b| a.model.cmp(&b.model));
         rows
     }
 

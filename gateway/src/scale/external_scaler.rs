@@ -21,12 +21,13 @@ use self::{
     messages::{Active, MetricSpec, MetricSpecs, MetricValue, MetricValues, MetricsRequest, ScaledObject},
 };
 use crate::{
+    config::Role,
     net::TcpListener,
     scale::autoscale::{Autoscale, ScaleRow},
 };
 
 const SERVICE: &str = "/externalscaler.ExternalScaler/";
-/// Name of the one metric; its target is one worker for each that is wanted.
+/// Name of the one metric; its target is one worker for each that is wanted. A role's is named after it too.
 const METRIC: &str = "keyway-desired-workers";
 
 /// KEDA's service over this gateway's sums; each call is answered by a clone.
@@ -79,8 +80,10 @@ impl ExternalScaler {
     }
 
     async fn metric_spec(&self, request: Request<Incoming>) -> Result<Answer, Status> {
-        wanted(&self.scale, &grpc::message(request).await?)?;
-        let spec = MetricSpec { metric_name: METRIC.to_owned(), target_size: 1, target_size_float: 1.0 };
+        let row = wanted(&self.scale, &grpc::message(request).await?)?;
+        let metric_name =
+            row.role.map_or_else(|| METRIC.to_owned(), |role| format!("{METRIC}-{}", role.as_str()));
+        let spec = MetricSpec { metric_name, target_size: 1, target_size_float: 1.0 };
         Ok(grpc::unary(&MetricSpecs { metric_specs: vec![spec] }))
     }
 
@@ -120,18 +123,36 @@ fn active(row: &ScaleRow) -> Active {
     Active { result: row.desired > 0 }
 }
 
-/// The sum of the model that a trigger names in its metadata; of the only one where it names none.
+/// The sum that a trigger names in its metadata, by model and role. The model may be left out where there is
+/// one, and the role where its workers have none, or are for both: what was meant before any had a role.
 fn wanted(scale: &Autoscale, object: &ScaledObject) -> Result<ScaleRow, Status> {
     let mut rows = scale.rows();
-    match object.scaler_metadata.get("model") {
-        Some(model) => rows.into_iter().find(|row| row.model == *model).ok_or_else(|| {
+    let unclear = |said: String| Err(Status::new(Code::InvalidArgument, said));
+    if let Some(model) = object.scaler_metadata.get("model") {
+        rows.retain(|row| row.model == *model);
+        if rows.is_empty() {
             let said = format!("no model {model:?}: name it in [[scale.model]], or as GET /scale lists it");
-            Status::new(Code::NotFound, said)
-        }),
-        None if rows.len() == 1 => Ok(rows.remove(0)),
-        None => {
-            let said = format!("metadata.model must name one of the {} models of GET /scale", rows.len());
-            Err(Status::new(Code::InvalidArgument, said))
+            return Err(Status::new(Code::NotFound, said));
         }
+    } else if rows.iter().any(|row| row.model != rows[0].model) || rows.is_empty() {
+        let mut models: Vec<_> = rows.iter().map(|row| &row.model).collect();
+        models.dedup();
+        return unclear(format!("metadata.model must name one of the {} models of GET /scale", models.len()));
+    }
+    let asked = object.scaler_metadata.get("role").map(String::as_str);
+    let is_asked = |row: &ScaleRow| match (asked, row.role) {
+        (Some(asked), Some(role)) => role.as_str() == asked,
+        (Some(asked), None) => asked == Role::Both.as_str(),
+        (None, role) => role.is_none_or(|role| role == Role::Both),
+    };
+    match (rows.iter().position(is_asked), asked) {
+        (Some(at), _) => Ok(rows.swap_remove(at)),
+        (None, Some(asked)) => {
+            let said = format!(
+                "no workers of the role {asked:?}: GET /scale lists roles, [[scale.model]] may name some"
+            );
+            Err(Status::new(Code::NotFound, said))
+        }
+        (None, None) => unclear("metadata.role must name one of the roles of GET /scale".to_owned()),
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     fleet::Worker,
     machine::panics,
     metrics::{COMPLETE, Metrics, MishapKind, ModelSeries},
-    prompt::drift::Diagnosis,
+    prompt::{drift::Diagnosis, request::Renamed},
     telemetry::trace::{Ended, RequestTrace},
     upstream::Outgoing,
 };
@@ -35,6 +35,7 @@ struct Line {
     /// Counts as in flight as long as the record lives: until the answer's end. Also where it was refused.
     visit: Option<Arc<Visit>>,
     model: Option<Arc<ModelSeries>>,
+    renamed: Option<Box<Renamed>>,
     worker: Option<Arc<Worker>>,
     reason: &'static str,
     matched_tokens: u64,
@@ -48,6 +49,10 @@ struct Line {
     miss: Option<&'static str>,
     /// Where the prompt left its session's past: field and offset.
     drift: Option<String>,
+    /// Whether it went to its worker as a chat, and is none.
+    translated: bool,
+    /// Who was asked last to compute the prompt for the worker that answers.
+    prefill: Option<Arc<Worker>>,
 }
 
 impl Record {
@@ -109,6 +114,16 @@ impl Record {
         self.line.lock().model = Some(model);
     }
 
+    /// Notes that it goes to its worker as a chat, and is none.
+    pub fn translated(&self) {
+        self.line.lock().translated = true;
+    }
+
+    /// Notes the name that the client sent, where the request goes to another model.
+    pub fn renamed(&self, renamed: Option<&Renamed>) {
+        self.line.lock().renamed = renamed.map(|renamed| Box::new(renamed.clone()));
+    }
+
     /// Notes an attempt: the worker, why, and how many tokens it is expected to hold.
     pub fn picked(&self, worker: &Arc<Worker>, reason: &'static str, matched_tokens: u64) {
         let mut line = self.line.lock();
@@ -119,6 +134,11 @@ impl Record {
         if let Some(trace) = &mut line.trace {
             trace.attempt(worker, reason, matched_tokens);
         }
+    }
+
+    /// Notes that a worker is asked to compute the prompt for the one that answers.
+    pub fn prefilled_by(&self, worker: &Arc<Worker>) {
+        self.line.lock().prefill = Some(Arc::clone(worker));
     }
 
     /// Notes that the last attempt came to nothing: in a word, and its cause.
@@ -199,6 +219,8 @@ impl Record {
             path = self.uri.path(),
             tenant = line.visit.as_ref().map(|visit| visit.tenant().name()),
             model = model.label(),
+            asked_model = line.renamed.as_ref().map(|renamed| renamed.asked.as_str()),
+            model_by = line.renamed.as_ref().map(|renamed| renamed.by.as_str()),
             status = line.status,
             outcome,
             worker = line.worker.as_ref().map_or("", |worker| worker.name.as_str()),
@@ -209,6 +231,8 @@ impl Record {
             matched_tokens = line.matched_tokens,
             miss = line.miss,
             drift = line.drift,
+            translated = line.translated.then_some(true),
+            prefill_worker = line.prefill.as_ref().map(|worker| worker.name.as_str()),
             completion_tokens = line.usage.completion_tokens,
             ttft_ms = line.ttft.map(milliseconds),
             duration_ms = milliseconds(self.started.elapsed()),

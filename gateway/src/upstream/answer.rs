@@ -3,6 +3,7 @@
 //! it tells the worker so.
 
 use std::{
+    fmt,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -22,7 +23,31 @@ use crate::upstream::trailers;
 /// A body that reads its connection as it is polled. Dropped before its end it closes the connection, or its
 /// stream.
 #[derive(Debug)]
-pub struct Answer(Kind);
+pub struct Answer {
+    kind: Kind,
+    beside: Option<Box<Beside>>,
+}
+
+/// What an answer has with it as long as it lives, where it was waited for together with something else.
+pub struct Beside {
+    /// Its first piece, which has been read.
+    pub first: Option<Frame<Bytes>>,
+    /// What goes on meanwhile, and is given up with it.
+    pub work: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// What is given back with it.
+    pub held: Box<dyn fmt::Debug + Send>,
+}
+
+impl fmt::Debug for Beside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { first, work, held } = self;
+        f.debug_struct("Beside")
+            .field("first", first)
+            .field("work", &work.is_some())
+            .field("held", held)
+            .finish()
+    }
+}
 
 #[derive(Debug)]
 enum Kind {
@@ -71,7 +96,7 @@ impl Answer {
     pub(super) fn own(link: Link, origin: Origin) -> Self {
         let mut own = Own { link: Some(link), origin };
         own.hand_back_at_end();
-        Self(Kind::Own(own))
+        Self { kind: Kind::Own(own), beside: None }
     }
 
     /// The body of a stream; its length as the head has it, and whether by its status there is none whatever
@@ -81,17 +106,36 @@ impl Answer {
         if bodyless || stream.body.is_end_stream() {
             stream.end();
         }
-        Self(Kind::Shared(Box::new(stream)))
+        Self { kind: Kind::Shared(Box::new(stream)), beside: None }
     }
 }
 
 impl Answer {
     /// Whether its end is that of its connection: whether all of it has come is not to be told from that.
     pub fn ends_with_connection(&self) -> bool {
-        match &self.0 {
+        match &self.kind {
             Kind::Own(own) => own.link.as_ref().is_some_and(|link| link.ends_with_answer()),
             Kind::Shared(_) => false,
         }
+    }
+
+    /// It, with what lives as long as it does.
+    #[must_use]
+    pub fn with(self, beside: Beside) -> Self {
+        Self { beside: Some(Box::new(beside)), ..self }
+    }
+
+    /// Goes on with what goes on beside it; its first piece, if that has been read already.
+    fn poll_beside(&mut self, cx: &mut Context<'_>) -> Option<Frame<Bytes>> {
+        let beside = self.beside.as_mut()?;
+        beside.work.take_if(|work| work.as_mut().poll(cx).is_ready());
+        beside.first.take()
+    }
+
+    /// Bytes of its first piece, if that has been read and not passed on.
+    fn first_bytes(&self) -> u64 {
+        let first = self.beside.as_ref().and_then(|beside| beside.first.as_ref()?.data_ref());
+        first.map_or(0, |bytes| bytes.len() as u64)
     }
 }
 
@@ -164,23 +208,34 @@ impl Body for Answer {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
-        match &mut self.0 {
+        if let Some(first) = self.poll_beside(cx) {
+            return Poll::Ready(Some(Ok(first)));
+        }
+        match &mut self.kind {
             Kind::Own(own) => own.poll(cx).map_err(AnswerError::Own),
             Kind::Shared(stream) => stream.poll(cx).map_err(AnswerError::Shared),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.0 {
+        if self.beside.as_ref().is_some_and(|beside| beside.first.is_some()) {
+            return false;
+        }
+        match &self.kind {
             Kind::Own(own) => own.link.is_none(),
             Kind::Shared(stream) => stream.state == State::Ended,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.0 {
+        let left = match &self.kind {
             Kind::Own(own) => own.link.as_ref().map_or(SizeHint::with_exact(0), |link| link.size_hint()),
             Kind::Shared(stream) => stream.left.map_or_else(SizeHint::default, SizeHint::with_exact),
+        };
+        match (self.first_bytes(), left.exact()) {
+            (0, _) => left,
+            (first, Some(left)) => SizeHint::with_exact(first + left),
+            (..) => SizeHint::default(),
         }
     }
 }

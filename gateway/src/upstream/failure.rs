@@ -28,6 +28,11 @@ impl SendError {
         Self::Lost(FailureCause::of("it says nothing, and its port is closed"))
     }
 
+    /// The worker's answer broke off before anything was made of it.
+    pub fn broken_off() -> Self {
+        Self::Lost(FailureCause::of("it broke off in its answer"))
+    }
+
     /// For metrics and traces: one of a few words.
     pub fn as_str(&self) -> &'static str {
         match self {

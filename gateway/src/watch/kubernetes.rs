@@ -9,10 +9,12 @@ mod access;
 mod deletion_cost;
 mod lease;
 mod moves;
+mod pod_roles;
 mod slices;
 mod worth;
 
 use std::{
+    future::pending,
     pin::{Pin, pin},
     sync::Arc,
 };
@@ -28,7 +30,13 @@ use kube::{
 };
 
 pub use self::access::check;
-use self::{access::Pauses, deletion_cost::Pods, moves::Moves, slices::Slices};
+use self::{
+    access::Pauses,
+    deletion_cost::Pods,
+    moves::Moves,
+    pod_roles::PodRoles,
+    slices::{Found, Slices},
+};
 use crate::{
     clock::{self, Instant},
     config::{DiscoveryConfig, KubernetesFleet, RankError},
@@ -56,14 +64,25 @@ pub async fn follow(config: DiscoveryConfig, members: Arc<Members>, metrics: Arc
             slices: Slices::default(),
             moves: Moves::default(),
             pods: Arc::clone(&pods),
+            roles: fleet.role_label.is_some().then(Arc::default),
             namespace: namespace.clone(),
             fleet,
         };
+        let roles = follower.roles.clone();
         let (client, members) = (client.clone(), Arc::clone(&members));
         async move {
-            let following = follower.follow(client.clone());
+            let slices = follower.follow(client.clone());
+            let following = async {
+                match roles.as_deref().zip(fleet.role_label.as_deref()) {
+                    Some((roles, label)) => {
+                        tokio::join!(slices, roles.follow(client.clone(), &namespace, label));
+                    }
+                    None => slices.await,
+                }
+            };
             if marking {
-                let marking = deletion_cost::mark(client, namespace, fleet, source, pods, members);
+                let marking =
+                    deletion_cost::mark(client.clone(), namespace.clone(), fleet, source, pods, members);
                 tokio::join!(following, marking);
             } else {
                 following.await;
@@ -94,6 +113,8 @@ struct Follower<'a> {
     moves: Moves,
     /// The pods of its slices, for the task that marks them.
     pods: Pods,
+    /// What their labels say of their roles, if that counts.
+    roles: Option<Arc<PodRoles>>,
     namespace: String,
 }
 
@@ -114,11 +135,23 @@ impl Follower<'_> {
         mut events: Pin<&mut impl Stream<Item = watcher::Result<watcher::Event<EndpointSlice>>>>,
     ) {
         loop {
-            let next = match self.moves.next_end() {
-                None => Ok(events.next().await),
-                Some(end) => clock::timeout_at(end, events.next()).await,
+            let next = async {
+                match self.moves.next_end() {
+                    None => Ok(events.next().await),
+                    Some(end) => clock::timeout_at(end, events.next()).await,
+                }
             };
-            let Ok(event) = next else {
+            let roles = async {
+                match &self.roles {
+                    Some(roles) => roles.changed.notified().await,
+                    None => pending().await,
+                }
+            };
+            let next = tokio::select! {
+                next = next => next.ok(),
+                () = roles => None,
+            };
+            let Some(event) = next else {
                 self.tell();
                 continue;
             };
@@ -154,7 +187,12 @@ impl Follower<'_> {
     /// Tells the members who there is.
     fn tell(&mut self) {
         match self.slices.view(self.fleet) {
-            Ok(view) => {
+            Ok(mut view) => {
+                if let Some(roles) = &self.roles
+                    && !self.roles_known(&Arc::clone(roles), &mut view.workers)
+                {
+                    return;
+                }
                 let found = self.moves.settle(view, Instant::now());
                 *self.pods.lock() = deletion_cost::pods_of(&found);
                 match found.into_iter().map(|found| self.by_rank(found.listed)).collect::<Result<Vec<_>, _>>()
@@ -165,6 +203,16 @@ impl Follower<'_> {
             }
             Err(error) => self.looks.failed(&error),
         }
+    }
+
+    /// Whether it is known for which part of requests these are; says why it is not.
+    fn roles_known(&mut self, roles: &PodRoles, workers: &mut [Found]) -> bool {
+        let is_known = roles.assign(self.fleet, workers);
+        if let Some(trouble) = roles.trouble() {
+            self.looks.failed(&trouble);
+            return false;
+        }
+        is_known
     }
 
     fn by_rank(&self, Listed { config, ready }: Listed) -> Result<Vec<Listed>, RankError> {

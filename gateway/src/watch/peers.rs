@@ -3,15 +3,20 @@
 //! another. What is told is in `peers/telling.rs`, what was heard in `peers/hearsay.rs`, what it means for a
 //! choice in `keyway_core::others`.
 
+mod catch_up;
 mod hearsay;
 mod line;
+mod placements;
 mod telling;
 
 use std::{
     collections::HashMap,
     io,
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use bytes::BytesMut;
@@ -26,6 +31,7 @@ use tokio::{
 pub use self::{
     hearsay::{GatewayId, Hearsay, Voice},
     line::{Line, LoadEntry},
+    placements::PlacementNews,
     telling::Telling,
 };
 use crate::{
@@ -51,6 +57,8 @@ pub struct Peers {
     admin_token: watch::Receiver<Option<HeaderValue>>,
     states: PeerStates,
     following: Mutex<Option<JoinHandle<()>>>,
+    /// Whether it was said whom to listen to.
+    named: AtomicBool,
 }
 
 /// What every follower needs.
@@ -105,11 +113,13 @@ impl Peers {
             admin_token,
             states: router.metrics().peers.clone(),
             following: Mutex::default(),
+            named: AtomicBool::new(false),
         }
     }
 
     /// Listens to these gateways from now on, and to no other.
     pub fn follow(&self, config: Option<&PeersConfig>) {
+        self.named.store(true, Ordering::Release);
         self.stop();
         *self.following.lock() = config.map(|config| {
             let follower = Follower {
@@ -121,6 +131,13 @@ impl Peers {
             };
             tokio::spawn(follower.run())
         });
+    }
+
+    /// Listens to these gateways, unless a reload has said to whom meanwhile.
+    pub fn follow_first(&self, config: &PeersConfig) {
+        if !self.named.load(Ordering::Acquire) {
+            self.follow(Some(config));
+        }
     }
 
     /// Listens to no gateway, until [`Peers::follow`] names some.
@@ -138,7 +155,7 @@ impl Follower {
         let mut known = HashMap::new();
         let mut told = None;
         loop {
-            match self.addresses().await {
+            match addresses(&self.config).await {
                 Ok(found) => {
                     known.retain(|address, follower: &mut AbortHandle| {
                         let stays = found.contains(address);
@@ -164,16 +181,6 @@ impl Follower {
             while followers.try_join_next().is_some() {}
             clock::sleep(DISCOVERY_INTERVAL).await;
         }
-    }
-
-    async fn addresses(&self) -> Result<Vec<SocketAddr>, LookupError> {
-        let mut addresses = Vec::new();
-        for (host, port) in &self.config.places {
-            let failed = |source| LookupError { host: host.clone(), source };
-            let found = net::resolve(host, *port).await.map_err(failed)?;
-            addresses.extend(found.into_iter().map(|address: IpAddr| SocketAddr::new(address, *port)));
-        }
-        Ok(addresses)
     }
 
     /// Follows the gateway that listens at an address, for ever.
@@ -211,7 +218,7 @@ impl Follower {
     async fn connect(&self, address: SocketAddr) -> Result<(Voice, Lines, Line), Lost> {
         let url = Uri::builder().scheme("http").authority(address.to_string()).path_and_query("/").build();
         let origin = Origin::of(&url.map_err(|_| Lost::Connect)?, None, false);
-        let target = format!("/load?every_ms={}", self.config.every.as_millis());
+        let target = format!("/load?every_ms={}&placements=1", self.config.every.as_millis());
         let mut request = Outgoing::get(target.parse().map_err(|_| Lost::Connect)?);
         if let Some(token) = self.token() {
             request.set(AUTHORIZATION, token);
@@ -233,12 +240,27 @@ impl Follower {
     }
 }
 
+/// Where other gateways may be.
+async fn addresses(config: &PeersConfig) -> Result<Vec<SocketAddr>, LookupError> {
+    let mut addresses = Vec::new();
+    for (host, port) in &config.places {
+        let failed = |source| LookupError { host: host.clone(), source };
+        let found = net::resolve(host, *port).await.map_err(failed)?;
+        addresses.extend(found.into_iter().map(|address: IpAddr| SocketAddr::new(address, *port)));
+    }
+    Ok(addresses)
+}
+
 /// Takes what a gateway says until it says no more.
 async fn listen(voice: &Voice, mut lines: Lines, first: Line) -> Lost {
     let mut next = Ok(first);
     loop {
         match next {
-            Ok(line) => voice.says(&line),
+            Ok(line) => {
+                if let Err(error) = voice.says(&line) {
+                    return Lost::Nonsense(error.to_string());
+                }
+            }
             Err(lost) => return lost,
         }
         next = lines.next().await;

@@ -7,6 +7,7 @@ mod complaints;
 mod faults;
 mod look;
 mod models;
+mod parts;
 
 use std::{
     mem,
@@ -99,7 +100,7 @@ impl Watch {
         {
             return fault.into();
         }
-        ask::probe(&self.worker, &self.upstream, &self.metrics).await
+        ask::probe(&self.worker, &self.upstream, &self.metrics, self.router.now()).await
     }
 
     /// Takes what a probe found. Returns whether the worker is up.
@@ -230,7 +231,7 @@ impl Watch {
 /// What is wrong with it, if anything is.
 pub async fn once(worker: &Worker, upstream: &Upstream, metrics: &Metrics) -> Result<(), Fault> {
     Looking::default().look(worker).await?;
-    match ask::probe(worker, upstream, metrics).await {
+    match ask::probe(worker, upstream, metrics, Duration::ZERO).await {
         Found::Up(None) => Ok(()),
         Found::Up(Some(fault)) | Found::Down(fault) | Found::NotAsked(fault) => Err(fault),
     }

@@ -144,6 +144,12 @@ impl ChatTemplate {
         self.traits().system_comes_first
     }
 
+    /// Whether it shows where it stands what the system says late, and the same of developers.
+    pub fn shows_late(&self) -> (bool, bool) {
+        let traits = self.traits();
+        (traits.shows_late_systems, traits.shows_late_developers)
+    }
+
     /// What decides how it is given Anthropic's requests.
     pub(crate) fn traits(&self) -> &TemplateTraits {
         self.traits.get_or_init(|| TemplateTraits::of(self))

@@ -13,7 +13,7 @@ mod traits;
 use serde_json::{Map, Value};
 
 use self::prepared::{NO_TEXT, prepared};
-pub use self::tools::{chat_call, chat_tools};
+pub use self::tools::{chat_call, chat_tools, responses_tools};
 pub(crate) use self::traits::{TemplateTraits, later_system};
 use crate::{ChatTemplate, Message, RenderOptions, TextError};
 
@@ -67,6 +67,9 @@ pub enum ConversationError {
     /// An engine would not take it so, or it is not known what an engine would make of it.
     #[error("it is not understood: {0}")]
     Unsupported(&'static str),
+    /// The same, of the functions that the model may call.
+    #[error("its tools are not understood: {0}")]
+    Tools(&'static str),
     /// The template refuses it, or breaks.
     #[error(transparent)]
     Text(#[from] TextError),

@@ -32,7 +32,9 @@ mod tokenizer;
 
 pub use chat_template::{ChatTemplate, RenderOptions};
 pub use checkpoint::TextModel;
-pub use conversation::{BILLING, Conversation, ConversationError, PromptText, chat_call, chat_tools};
+pub use conversation::{
+    BILLING, Conversation, ConversationError, PromptText, chat_call, chat_tools, responses_tools,
+};
 pub use decode::Decoder;
 pub use error::TextError;
 pub use harmony::{HarmonyChannel, HarmonyParser, HarmonyPiece, HarmonyTokens};

@@ -2,12 +2,18 @@
 
 /// Identifies one request in logs, errors and answers; the client's own value is kept.
 pub const REQUEST_ID: &str = "x-request-id";
+/// The same in answers of Anthropic's API, whose clients look for it there.
+pub const ANTHROPIC_REQUEST_ID: &str = "request-id";
+/// Says which version of Anthropic's API a client speaks: that it speaks that one.
+pub const ANTHROPIC_VERSION: &str = "anthropic-version";
 /// Which worker answered: its address as `host:port`.
 pub const WORKER: &str = "x-keyway-worker";
 /// Why that worker was chosen: a `keyway_core` pick reason, such as `prefix` or `round-robin`.
 pub const REASON: &str = "x-keyway-reason";
 /// Prompt tokens the gateway expected the worker to hold already.
 pub const MATCHED_TOKENS: &str = "x-keyway-matched-tokens";
+/// Which model a request went to, where its client named another: an alias, or one that others stand in for.
+pub const MODEL: &str = "x-keyway-model";
 /// Which of several data-parallel engines behind one address is to take the request (vLLM, SGLang).
 pub const DATA_PARALLEL_RANK: &str = "x-data-parallel-rank";
 /// Fields of a request that the worker took and did not act on, by their names.

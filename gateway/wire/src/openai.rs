@@ -82,6 +82,13 @@ pub struct PromptTokensDetails {
 }
 
 impl Usage {
+    /// The same with so many cached prompt tokens.
+    #[must_use]
+    pub fn with_cached(self, tokens: u64) -> Self {
+        let details = PromptTokensDetails { cached_tokens: Some(tokens) };
+        Self { prompt_tokens_details: Some(details), ..self }
+    }
+
     /// Cached prompt tokens, if the engine reports them.
     pub fn cached_tokens(&self) -> Option<u64> {
         self.prompt_tokens_details.as_ref().and_then(|d| d.cached_tokens)

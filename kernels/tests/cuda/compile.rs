@@ -4,6 +4,7 @@ use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 /// Contraction is off, so that sums are what the source says; tests must not depend on the compiler's taste.
 const FLAGS: [&str; 5] = ["-std=c++17", "-O2", "-march=native", "-ffp-contract=off", "-pthread"];
@@ -22,6 +23,9 @@ impl Product<'_> {
     /// The file, compiled unless its sources are unchanged; `None`, with the reason printed, where no
     /// compiler is.
     pub(crate) fn build(&self) -> Option<PathBuf> {
+        // Tests of one process would write to the same partial file.
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let root = root();
         let compiler = ["c++", "g++", "clang++"].into_iter().find(|c| runs(c));
         let Some(compiler) = compiler else {

@@ -17,6 +17,7 @@ use crate::{
     workload::{
         body::Endpoint,
         dist::{Seconds, Tokens},
+        live::Answers,
         prompt::TextSeed,
     },
 };
@@ -43,7 +44,12 @@ Examples:
   keyway-loadtest run --url http://127.0.0.1:8080 --trace trace.jsonl --slice 0s..20m \\
       --scale-len 0.03125 --time-scale 10 --spread-bursts --oracle-blocks 36000 -o out
 
-Open loop (--rate, --rate-shape, --trace): the schedule is computed from the seed before the run and nothing moves
+  # Sessions of coding agents, 16 at a time: tools take their time, sub-agents are waited for, and the history
+  # holds the server's own answers
+  keyway-loadtest run --url http://127.0.0.1:8080 --trace agents.jsonl --live --concurrency 16 --answers live \\
+      --session-header x-session-id --parent-header x-parent-session-id -o out
+
+Open loop (--rate, --rate-shape, --trace without --live): the schedule is computed from the seed before the run and nothing moves
 it. `response` times count from when a request was due, `service` times from when it was sent.";
 
 /// Kinds of workload.
@@ -108,9 +114,14 @@ pub struct ServerArgs {
     /// Header to send with every request, as `Name: value`; repeatable
     #[arg(long, short = 'H', value_name = "HEADER")]
     pub header: Vec<String>,
-    /// Header that names each conversation of multi-turn and sharegpt, as agents send one: x-session-id, …
+    /// Header that names the session of each turn, as agents send one: x-session-id, x-dynamo-session-id, …
+    /// A sub-agent has a name of its own
     #[arg(long, value_name = "NAME")]
     pub session_header: Option<HeaderName>,
+    /// Header that names the session of the agent that started a sub-agent: x-dynamo-parent-session-id,
+    /// x-parent-session-affinity, …
+    #[arg(long, value_name = "NAME")]
+    pub parent_header: Option<HeaderName>,
     /// Fields to add to every body, as a JSON object, such as '{"top_p": 0.9}'
     #[arg(long, value_name = "JSON", alias = "extra-inputs")]
     pub extra_body: Option<String>,
@@ -161,7 +172,8 @@ pub struct WorkloadArgs {
     /// Time between an answer's end and the next turn: a time, or exp(3s), lognormal(3s,2s), …
     #[arg(long, value_name = "TIME", default_value = "0s")]
     pub think_time: Seconds,
-    /// Conversations to hold; --rate is how many begin a second, --concurrency how many are under way
+    /// Conversations to hold, or sessions of a trace with --live; --rate is how many begin a second,
+    /// --concurrency how many are under way
     #[arg(long, value_name = "N", aliases = ["num-conversations", "num-sessions"],
           value_parser = clap::value_parser!(u32).range(1..))]
     pub conversations: Option<u32>,
@@ -183,13 +195,17 @@ pub struct WorkloadArgs {
     /// Popularity of prefixes: the k-th is asked for with weight 1/k^S; 0 is even
     #[arg(long, value_name = "S", default_value_t = 0.0, alias = "gsp-zipf-alpha", value_parser = units::not_negative)]
     pub zipf: f64,
-    /// Trace to replay: Mooncake's, Bailian's or vLLM's JSON lines, Azure's or BurstGPT's CSV, WEKA's
-    /// sessions (a file or a folder)
+    /// Trace to replay: Mooncake's, Bailian's or vLLM's JSON lines, Azure's or BurstGPT's CSV, sessions of
+    /// agents (docs/traces.md), WEKA's sessions (a file or a folder)
     #[arg(long, value_name = "FILE", value_hint = ValueHint::AnyPath)]
     pub trace: Option<PathBuf>,
     #[command(flatten)]
     #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
     pub slice: SliceArgs,
+    /// Whose answers the later turns of a trace carry with --live: those of the trace, as text of its blocks,
+    /// or the server's own, in messages of the assistant
+    #[arg(long, value_enum, default_value_t = Answers::Recorded, requires = "live")]
+    pub answers: Answers,
     /// Seed of lengths, prefixes, arrivals and jitter: runs of equal seeds differ in the words of their
     /// prompts alone
     #[arg(long, alias = "random-seed", default_value_t = 42)]
@@ -247,12 +263,17 @@ impl WorkloadArgs {
 /// When it is sent.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct ScheduleArgs {
+    /// Replay a trace live: a turn is due when the answers that it goes on from have ended and its tools are
+    /// done, however long the answers took. --rate begins so many sessions a second, --concurrency keeps so
+    /// many under way; else they begin at the trace's times
+    #[arg(long, requires = "trace")]
+    pub live: bool,
     /// Mean requests a second, open loop; of a trace in place of --time-scale. `inf`: all at once, or as many
     /// as --max-concurrency says
-    #[arg(long, alias = "request-rate", value_parser = units::rate, conflicts_with = "time_scale")]
+    #[arg(long, alias = "request-rate", value_parser = units::rate)]
     pub rate: Option<f64>,
     /// Requests a second over time, open loop: pieces that hold or ramp, such as `1..20@60s,20@30s`
-    #[arg(long, value_name = "PIECES", conflicts_with_all = ["rate", "time_scale"])]
+    #[arg(long, value_name = "PIECES", conflicts_with = "rate")]
     pub rate_shape: Option<RateShape>,
     /// How arrivals vary around the rate [default: poisson; of a trace its own timestamps]
     #[arg(long, alias = "arrival-pattern", value_enum)]
@@ -262,21 +283,21 @@ pub struct ScheduleArgs {
           value_parser = units::positive)]
     pub burstiness: Option<f64>,
     /// Closed loop: keep N requests under way
-    #[arg(long, value_name = "N", conflicts_with_all = ["rate", "rate_shape", "time_scale", "arrival", "burstiness"],
+    #[arg(long, value_name = "N", conflicts_with_all = ["rate", "rate_shape", "arrival", "burstiness"],
           value_parser = clap::value_parser!(u32).range(1..=limits::USERS_MAX as i64))]
     pub concurrency: Option<u32>,
     /// N users, each at an even pace and never two requests at once; needs --user-rate. With conversations
     /// each request is the next turn of the user's own
     #[arg(long, value_name = "N", alias = "num-users", requires = "user_rate",
-          conflicts_with_all = ["rate", "rate_shape", "time_scale", "arrival", "burstiness", "concurrency"],
+          conflicts_with_all = ["rate", "rate_shape", "arrival", "burstiness", "concurrency"],
           value_parser = clap::value_parser!(u32).range(1..=limits::USERS_MAX as i64))]
     pub users: Option<u32>,
     /// Requests a second of all users together: each asks every users/rate seconds
     #[arg(long, value_name = "RATE", alias = "user-centric-rate", requires = "users", value_parser = units::positive)]
     pub user_rate: Option<f64>,
-    /// Seconds of trace time in one second
-    #[arg(long, value_name = "SPEED", default_value = "1", value_parser = units::positive)]
-    pub time_scale: f64,
+    /// Seconds of trace time in one second [default: 1]; with --live the time of tools passes so fast, too
+    #[arg(long, value_name = "SPEED", value_parser = units::positive)]
+    pub time_scale: Option<f64>,
     /// Spread requests with equal timestamps over the gap to the next timestamp
     #[arg(long)]
     pub spread_bursts: bool,
@@ -381,8 +402,8 @@ mod tests {
     #[test]
     fn contradictions_are_refused() {
         for bad in [
-            &["--rate", "2", "--time-scale", "3"] as &[&str],
-            &["--rate", "2", "--concurrency", "3"],
+            &["--rate", "2", "--concurrency", "3"] as &[&str],
+            &["--answers", "live"],
             &["--rate", "2", "--rate-shape", "1@5s"],
             &["--users", "2"],
             &["--user-rate", "2"],

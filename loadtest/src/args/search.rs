@@ -23,6 +23,8 @@ pub const SWEEP_EXAMPLES: &str = "\
 Examples:
   keyway-loadtest sweep --url http://127.0.0.1:8080 --rates 1,2,4,8 --duration 30s -o out
   keyway-loadtest sweep --url http://127.0.0.1:8080 --concurrencies 1,8,64 --isl-osl 128/128,2048/256 --requests 200
+  # Where agents' sessions push each other out of the caches: throughput, hits and times over sessions at once
+  keyway-loadtest sweep --url http://127.0.0.1:8080 --trace agents.jsonl --live --concurrencies 14,29,58,116 -o out
 
 One measurement for each combination, in order; DIR/sweep.json has the table, DIR/1/run.json the first run.";
 
@@ -86,7 +88,7 @@ pub struct GridArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = units::positive,
           conflicts_with = "concurrencies")]
     pub rates: Vec<f64>,
-    /// Numbers of requests under way
+    /// Numbers of requests under way; of conversations and of a trace with --live, numbers of sessions
     #[arg(long, value_name = "LIST", value_delimiter = ',',
           value_parser = clap::value_parser!(u32).range(1..=crate::limits::USERS_MAX as i64))]
     pub concurrencies: Vec<u32>,

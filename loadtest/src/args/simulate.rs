@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, ValueHint};
 
 use crate::{
-    args::{SliceArgs, contender::Contender},
+    args::{SliceArgs, contender::Contender, legs::LegArgs, sessions::SessionArgs},
     limits::MOCK_WORKERS_MAX,
     mock::args::EngineArgs,
     slo::{Figure, Metric, Slo},
@@ -25,6 +25,10 @@ Examples:
   # A million requests on a thousand workers
   keyway-loadtest simulate --trace trace.jsonl --spread-bursts --repeat 84 --rate 300 --workers 1000
 
+  # Agents, at twice what the caches hold: with pauses, and without
+  keyway-loadtest simulate --agents 600 --sessions 58 --workers 4 --profile fcfs-6k --kv-blocks 4096 \\
+      --index-knows-capacity --policy prefix            # and again with --no-pauses
+
 Nothing is sent and nothing sleeps: time is virtual, and the same options give the same figures on any machine. Requests
 are routed by the code that the gateway routes by; workers are the engines that `mock` serves.";
 
@@ -32,8 +36,11 @@ are routed by the code that the gateway routes by; workers are the engines that 
 #[derive(Debug, Args)]
 pub struct SimulateArgs {
     /// Trace, in any format that `trace info` reads
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Workload")]
-    pub trace: PathBuf,
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Workload", required_unless_present = "drawn")]
+    pub trace: Option<PathBuf>,
+    #[command(flatten, next_help_heading = "Sessions")]
+    #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
+    pub sessions: SessionArgs,
     #[command(flatten, next_help_heading = "Workload")]
     #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
     pub slice: SliceArgs,
@@ -58,11 +65,14 @@ pub struct SimulateArgs {
     #[command(flatten, next_help_heading = "Fleet")]
     #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
     pub fleet: FleetArgs,
+    #[command(flatten, next_help_heading = "KV that moves between workers")]
+    #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
+    pub legs: LegArgs,
     /// What must hold, comma-separated: ttft, tpot or e2e, and mean, max or a percentile such as p90
     #[arg(long, value_name = "SLO", default_value = "ttft.p90<2s", help_heading = "Result", value_parser = objective)]
     pub slo: Slo,
     /// Find the fewest workers with which the SLO holds, for each policy
-    #[arg(long, conflicts_with = "workers", help_heading = "Result")]
+    #[arg(long, conflicts_with_all = ["workers", "prefill"], help_heading = "Result")]
     pub find_workers: bool,
     /// Most workers to try
     #[arg(long, value_name = "N", default_value_t = MOCK_WORKERS_MAX, requires = "find_workers", help_heading = "Result",
@@ -97,6 +107,13 @@ pub struct FleetArgs {
     /// requests wait in the router until a worker can begin
     #[arg(long)]
     pub no_hold: bool,
+    /// Let no session wait between two turns (the gateway's `session_pause_ms = 0`); otherwise some do where
+    /// caches cannot hold them all
+    #[arg(long)]
+    pub no_pauses: bool,
+    /// Seconds of engine time in one second, as `mock --time-scale`
+    #[arg(long, value_name = "SPEED", default_value = "1", value_parser = units::positive)]
+    pub engine_speed: f64,
     /// Gateways in front of the fleet, each of which decides for itself; every request comes to any of them
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub gateways: u16,
@@ -115,6 +132,16 @@ pub struct FleetArgs {
     /// Let gateways tell each other so often what they have at each worker
     #[arg(long, value_name = "TIME", value_parser = units::duration)]
     pub peers: Option<Duration>,
+    /// Let them not tell each other what they have placed; otherwise they do, of workers that do not say
+    /// themselves what their caches hold
+    #[arg(long, requires = "peers")]
+    pub no_told_placements: bool,
+    /// Share of the words on placements that is lost on the way
+    #[arg(long, value_name = "SHARE", requires = "peers", value_parser = units::share)]
+    pub peers_loss: Option<f64>,
+    /// Let what was placed be heard so much later
+    #[arg(long, value_name = "TIME", requires = "peers", value_parser = units::duration)]
+    pub peers_lag: Option<Duration>,
     /// Stands for the key of the router's hashes, which a gateway draws at its start: another one breaks ties
     /// otherwise
     #[arg(long, value_name = "N", default_value_t = 0)]

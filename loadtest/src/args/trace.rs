@@ -41,8 +41,8 @@ pub enum TraceCommand {
 /// Options of `trace info`.
 #[derive(Debug, ClapArgs)]
 pub struct InfoArgs {
-    /// Trace: Mooncake's, Bailian's or vLLM's JSON lines, Azure's or BurstGPT's CSV, WEKA's sessions (a file
-    /// or a folder)
+    /// Trace: Mooncake's, Bailian's or vLLM's JSON lines, Azure's or BurstGPT's CSV, sessions of agents
+    /// (docs/traces.md), WEKA's sessions (a file or a folder)
     #[arg(value_hint = ValueHint::AnyPath)]
     pub file: PathBuf,
     #[command(flatten)]

@@ -3,8 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Method, Response, StatusCode, header};
+use http::{Method, Response, StatusCode, header};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use keyway_wire::headers;
@@ -12,7 +11,7 @@ use tokio::sync::watch;
 
 use crate::{
     client::{
-        self, Server,
+        self, PreparedRequest, Server,
         event::{self, Bad, EventContent},
         record::{Exchange, Failure, FailureClass, Outcome},
         sse,
@@ -52,21 +51,18 @@ pub struct Session {
     pub clock: Clock,
     /// Whether the answers' text is kept, for conversations to go on from.
     pub keep_text: bool,
-    /// The header that names the conversation, where requests bear one.
-    pub session_header: Option<HeaderName>,
     /// Turns `true` when the run is interrupted.
     pub stop: watch::Receiver<bool>,
 }
 
-/// Sends `body` and reads the answer to its end. `conversation`: the value of the session's header.
-pub async fn exchange(mut session: Session, body: Bytes, conversation: Option<HeaderValue>) -> Exchange {
+/// Sends the request and reads the answer to its end.
+pub async fn exchange(mut session: Session, request: PreparedRequest) -> Exchange {
     let clock = session.clock;
-    let named = session.session_header.take().zip(conversation);
     let keep_text = session.keep_text;
     let mut watching =
         Watching { clock, keep_text, seen: Exchange::begun(clock.now_ns()), finished: false, done_ns: None };
     let outcome = tokio::select! {
-        result = tokio::time::timeout(session.timeout, watching.run(&session.server, session.path, named, body)) => match result {
+        result = tokio::time::timeout(session.timeout, watching.run(&session.server, session.path, request)) => match result {
             Ok(Ok(())) => Outcome::Ok,
             Ok(Err(failure)) => Outcome::Failed(failure),
             Err(_) => Outcome::Failed(failure(FailureClass::Timeout, format!("not done after {:?}", session.timeout))),
@@ -115,14 +111,8 @@ impl Exchange {
 // === impl Watching ===
 
 impl Watching {
-    async fn run(
-        &mut self,
-        server: &Server,
-        path: &str,
-        named: Option<(HeaderName, HeaderValue)>,
-        body: Bytes,
-    ) -> Result<(), Failure> {
-        let response = server.send(Method::POST, path, named, body).await.map_err(|error| {
+    async fn run(&mut self, server: &Server, path: &str, request: PreparedRequest) -> Result<(), Failure> {
+        let response = server.send(Method::POST, path, request).await.map_err(|error| {
             let class = if error.is_connect() { FailureClass::Connect } else { FailureClass::Cut };
             failure(class, client::chain(&error))
         })?;

@@ -3,7 +3,7 @@
 use keyway_wire::openai::Usage;
 use serde::Serialize;
 
-use crate::oracle::Reusable;
+use crate::{oracle::Reusable, schedule::flow::TurnPlace};
 
 /// Classes of failure. A stream is good only if it said why generating ended, came to its last event, and
 /// carried no error.
@@ -114,6 +114,8 @@ pub struct Record {
     pub queued_ns: u64,
     /// Sent to warm up: in no figure.
     pub warmup: bool,
+    /// Where it belongs, if it is a turn of a session.
+    pub place: Option<TurnPlace>,
     /// Tokens the prompt was made to have, chat template included.
     pub wanted_prompt_tokens: u64,
     /// What caches could have held of it.
@@ -140,6 +142,9 @@ pub struct RecordLine<'a> {
     possible_tokens: u64,
     pooled_lru_tokens: Option<u64>,
     warmup: bool,
+    session: Option<usize>,
+    agent: Option<u32>,
+    turn: Option<u32>,
 }
 
 impl Record {
@@ -195,6 +200,9 @@ impl Record {
             possible_tokens: self.reusable.unbounded,
             pooled_lru_tokens: self.reusable.pooled,
             warmup: self.warmup,
+            session: self.place.map(|place| place.session),
+            agent: self.place.map(|place| place.agent),
+            turn: self.place.map(|place| place.turn),
         }
     }
 }
@@ -212,6 +220,7 @@ pub(crate) mod tests {
             intended_ns: ns(due),
             queued_ns: 0,
             warmup: false,
+            place: None,
             wanted_prompt_tokens: 40,
             reusable: Reusable::default(),
             exchange: Exchange {

@@ -16,7 +16,6 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::HeaderValue;
 use tokio::{
     runtime::Handle,
     sync::{Semaphore, mpsc::UnboundedSender},
@@ -25,16 +24,18 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::{
     client::{
+        PreparedRequest,
         exchange::{Session, exchange},
+        names::SessionNames,
         record::{Exchange, Failure, FailureClass, Outcome, Record},
     },
     oracle::{Oracle, Reusable},
-    schedule::{Due, pacer::Pacer},
+    schedule::{Due, flow::TurnPlace, pacer::Pacer},
     sums::{Adder, Sums},
     workload::{
         Workload,
         body::Bodies,
-        conversation::{self, History, Reply},
+        conversation::{History, Reply},
     },
 };
 
@@ -53,8 +54,8 @@ pub struct Sender {
     pub overhead_tokens: u64,
     /// The server, path, time limit and clock that all requests share.
     pub session: Session,
-    /// What the prompts' words come from; it begins the conversations' names.
-    pub text_seed: u64,
+    /// How requests name the sessions that they belong to.
+    pub names: SessionNames,
     /// Requests at most under way; the rest wait or are dropped.
     pub places: Option<Places>,
     /// Which requests only warm up.
@@ -106,9 +107,8 @@ pub struct SentSums {
 
 /// A request ready to go.
 struct Ready {
-    body: Bytes,
-    /// The conversation's name.
-    conversation: Option<HeaderValue>,
+    request: PreparedRequest,
+    place: Option<TurnPlace>,
     reusable: Reusable,
     wanted_prompt_tokens: u64,
 }
@@ -136,8 +136,11 @@ struct Ending {
     reply: Option<Reply>,
 }
 
-/// What was said in the conversations under way.
-type Histories = HashMap<usize, History>;
+/// What was said so far, by session and agent.
+type Histories = HashMap<(usize, u32), History>;
+
+/// Requests made ahead of their time, by their numbers.
+type Prepared = HashMap<usize, Ready>;
 
 impl Sender {
     /// Sends each request when it is due, in this thread, until none is left or `control.stop` is set.
@@ -146,7 +149,7 @@ impl Sender {
         let bell = (!self.pacer.is_fixed()).then(|| Bell { ended, thread: thread::current() });
         let mut histories = Histories::new();
         // Only a loop that reacts to answers ever holds more than one.
-        let mut ready: HashMap<usize, Ready> = HashMap::new();
+        let mut ready = Prepared::new();
         let (mut adder, mut sent) =
             (Adder::default(), SentSums { sums: Sums::default(), last_due_ns: 0, body_hash: 0 });
         loop {
@@ -155,12 +158,12 @@ impl Sender {
                     break;
                 }
                 thread::park();
-                self.hear(&mut endings, &mut histories);
+                self.hear(&mut endings, &mut histories, &mut ready);
                 continue;
             };
             let next =
                 ready.remove(&due.row).unwrap_or_else(|| self.make(due.row, &mut adder, &mut histories));
-            match self.wait_until(due, &mut endings, &mut histories) {
+            match self.wait_until(due, &mut endings, &mut histories, &mut ready) {
                 Woken::Stopped => break,
                 Woken::Changed => {
                     ready.insert(due.row, next);
@@ -168,7 +171,7 @@ impl Sender {
                 Woken::Due => {
                     self.pacer.take();
                     sent.body_hash =
-                        sent.body_hash.wrapping_add(xxh3_64_with_seed(&next.body, due.row as u64));
+                        sent.body_hash.wrapping_add(xxh3_64_with_seed(&next.request.body, due.row as u64));
                     sent.last_due_ns = sent.last_due_ns.max(due.intended_ns);
                     self.send(due, next, bell.clone(), runtime);
                 }
@@ -180,22 +183,17 @@ impl Sender {
     fn make(&mut self, row: usize, adder: &mut Adder, histories: &mut Histories) -> Ready {
         let ask = self.workload.ask(row);
         adder.add(&ask);
-        let mut history = (self.workload.is_conversational())
-            .then(|| histories.entry(conversation::split(row).0).or_default());
+        let place = self.pacer.place(row);
+        let mut history = place
+            .filter(|_| self.workload.carries_answers())
+            .map(|place| histories.entry((place.session, place.agent)).or_default());
         let body = Bytes::from(self.bodies.make(&ask, history.as_deref_mut()));
         let blocks = history.map_or(ask.blocks, |history| history.blocks.clone());
         let tokens: u64 = blocks.iter().map(|block| u64::from(block.tokens)).sum();
         let wanted_prompt_tokens = tokens + self.overhead_tokens;
-        let conversation = self.conversation(row);
-        Ready { body, conversation, reusable: self.oracle.ask(blocks.into_iter()), wanted_prompt_tokens }
-    }
-
-    /// The name of the conversation that a request belongs to: no other run's is the same, unless its words
-    /// are.
-    fn conversation(&self, row: usize) -> Option<HeaderValue> {
-        let wanted = self.session.session_header.is_some() && self.workload.is_conversational();
-        let name = wanted.then(|| format!("{}-{}", self.text_seed, conversation::split(row).0))?;
-        HeaderValue::from_maybe_shared(name).ok()
+        let headers = place.map_or_else(Vec::new, |place| self.names.headers(&place));
+        let request = PreparedRequest { body, headers };
+        Ready { request, place, reusable: self.oracle.ask(blocks.into_iter()), wanted_prompt_tokens }
     }
 
     fn send(&self, due: Due, ready: Ready, bell: Option<Bell>, runtime: &Handle) {
@@ -204,8 +202,8 @@ impl Sender {
         let warmup = order < self.warmup.requests || u128::from(intended_ns) < self.warmup.until.as_nanos();
         let (session, records, places) = (self.session.clone(), self.records.clone(), self.places.clone());
         runtime.spawn(async move {
-            let Ready { body, conversation, reusable, wanted_prompt_tokens } = ready;
-            let (mut exchange, queued_ns) = placed(session, (body, conversation), places).await;
+            let Ready { request, place, reusable, wanted_prompt_tokens } = ready;
+            let (mut exchange, queued_ns) = placed(session, request, places).await;
             let (at_ns, text) = (exchange.end_ns, std::mem::take(&mut exchange.text));
             let tokens = exchange.usage.as_ref().map_or(0, |usage| usage.completion_tokens);
             let reply = (exchange.outcome == Outcome::Ok).then_some(Reply { text, tokens });
@@ -215,6 +213,7 @@ impl Sender {
                 intended_ns,
                 queued_ns,
                 warmup,
+                place,
                 wanted_prompt_tokens,
                 reusable,
                 exchange,
@@ -227,12 +226,18 @@ impl Sender {
     }
 
     /// Sleeps until `due`, or until something else must be done.
-    fn wait_until(&mut self, due: Due, endings: &mut Receiver<Ending>, histories: &mut Histories) -> Woken {
+    fn wait_until(
+        &mut self,
+        due: Due,
+        endings: &mut Receiver<Ending>,
+        histories: &mut Histories,
+        ready: &mut Prepared,
+    ) -> Woken {
         loop {
             if self.control.stop.load(Ordering::Acquire) {
                 return Woken::Stopped;
             }
-            self.hear(endings, histories);
+            self.hear(endings, histories, ready);
             if self.pacer.peek() != Some(due) {
                 return Woken::Changed;
             }
@@ -245,30 +250,31 @@ impl Sender {
         }
     }
 
-    fn hear(&mut self, endings: &mut Receiver<Ending>, histories: &mut Histories) {
+    fn hear(&mut self, endings: &mut Receiver<Ending>, histories: &mut Histories, ready: &mut Prepared) {
         for Ending { row, at_ns, reply } in endings.try_iter() {
-            self.pacer.ended(row, at_ns, reply.is_some());
-            let session = conversation::split(row).0;
+            for dropped in self.pacer.ended(row, at_ns, reply.is_some()) {
+                ready.remove(&dropped);
+            }
+            let Some(place) = self.pacer.place(row) else { continue };
+            let agent = (place.session, place.agent);
             let goes_on = self.pacer.goes_on(row);
-            match (reply, histories.get_mut(&session)) {
+            match (reply, histories.get_mut(&agent)) {
                 (Some(reply), Some(history)) if goes_on => {
                     history.add_reply(row, &reply);
                     self.oracle.hold(history.blocks.iter().copied());
                 }
-                _ => drop(histories.remove(&session)),
+                (Some(_), _) => drop(histories.remove(&agent)),
+                // Nobody in the session goes on.
+                (None, _) => histories.retain(|(session, _), _| *session != place.session),
             }
         }
     }
 }
 
 /// The exchange, once there is a place for it; and the time that took, in nanoseconds.
-async fn placed(
-    session: Session,
-    (body, conversation): (Bytes, Option<HeaderValue>),
-    places: Option<Places>,
-) -> (Exchange, u64) {
+async fn placed(session: Session, request: PreparedRequest, places: Option<Places>) -> (Exchange, u64) {
     let Some(Places { free, drop }) = places else {
-        return (exchange(session, body, conversation).await, 0);
+        return (exchange(session, request).await, 0);
     };
     let (clock, mut stop) = (session.clock, session.stop.clone());
     let begun_ns = clock.now_ns();
@@ -285,7 +291,7 @@ async fn placed(
     };
     let queued_ns = clock.now_ns() - begun_ns;
     match place {
-        Ok(_held_to_the_end) => (exchange(session, body, conversation).await, queued_ns),
+        Ok(_held_to_the_end) => (exchange(session, request).await, queued_ns),
         Err(outcome) => (Exchange { outcome, ..Exchange::begun(clock.now_ns()) }, queued_ns),
     }
 }

@@ -36,6 +36,8 @@ pub struct Submission {
     /// Names of the full blocks of the prompt and then of the answer, as far as they are known. A block
     /// beyond them is never cached.
     pub chain: Box<[BlockHash]>,
+    /// Leading prompt tokens whose KV has come from another engine, less than all; 0: none has.
+    pub fetched_tokens: u32,
 }
 
 /// Why a request is not taken.
@@ -81,6 +83,8 @@ pub struct Totals {
     pub hit_tokens: u64,
     /// Requests that gave up their blocks.
     pub preemptions: u64,
+    /// Cached blocks that were given to something else.
+    pub evicted_blocks: u64,
     /// Tokens generated so far, also by requests that were cancelled later.
     pub generated_tokens: u64,
     /// Steps that have ended; the one under way is not counted.
@@ -115,6 +119,8 @@ struct Slot {
     generated: u32,
     /// `None` until the first admission.
     cached_tokens: Option<u32>,
+    /// Leading tokens whose KV has come with the request; 0 once it was admitted.
+    fetched_tokens: u32,
     chain: Box<[BlockHash]>,
     blocks: Vec<u32>,
 }
@@ -164,7 +170,7 @@ impl Engine {
 
     /// Takes a request in at `now`. The engine must have been advanced to `now`.
     pub fn submit(&mut self, now: Nanos, submission: Submission) -> Result<RequestId, Refusal> {
-        let Submission { prompt_tokens, output_tokens, chain } = submission;
+        let Submission { prompt_tokens, output_tokens, chain, fetched_tokens } = submission;
         let tokens = u64::from(prompt_tokens) + u64::from(output_tokens) - 1;
         let kv_tokens = self.profile.kv_tokens();
         if tokens > kv_tokens {
@@ -179,6 +185,7 @@ impl Engine {
         (request.live, request.cancelled) = (true, false);
         (request.prompt_tokens, request.left, request.generated) = (prompt_tokens, output_tokens, 0);
         (request.cached_tokens, request.chain) = (None, chain);
+        request.fetched_tokens = fetched_tokens.min(prompt_tokens - 1);
         let id = RequestId { slot, serial: request.serial };
         self.waiting.push_back(slot);
         if self.step_ends.is_none() {
@@ -399,7 +406,7 @@ impl Engine {
     fn make_room(&mut self, i: usize, tokens: u32, preempted: &mut bool) -> bool {
         let block_tokens = self.profile.block_tokens;
         while self.running[i].computed + tokens > self.running[i].room {
-            if let Some(block) = take(&mut self.pool, &mut self.changes) {
+            if let Some(block) = take(&mut self.pool, &mut self.totals.evicted_blocks, &mut self.changes) {
                 self.requests[self.running[i].slot as usize].blocks.push(block);
                 self.running[i].room += block_tokens;
                 continue;
@@ -426,23 +433,25 @@ impl Engine {
         let chain = &request.chain[..reusable.min(request.chain.len())];
         let hits = self.pool.cached(chain);
         let cached = hits as u32 * block_tokens;
-        let tokens = (known - cached).min(*budget);
-        let blocks = (cached + tokens).div_ceil(block_tokens);
+        let computed = cached.max(request.fetched_tokens);
+        let tokens = (known - computed).min(*budget);
+        let blocks = (computed + tokens).div_ceil(block_tokens);
         if blocks - hits as u32 + self.pool.released_among(&chain[..hits]) > self.pool.available() {
             return false;
         }
         self.pool.claim(&chain[..hits], &mut request.blocks);
         for _ in hits as u32..blocks {
-            request.blocks.extend(take(&mut self.pool, &mut self.changes));
+            request.blocks.extend(take(&mut self.pool, &mut self.totals.evicted_blocks, &mut self.changes));
         }
         if request.cached_tokens.is_none() {
-            request.cached_tokens = Some(cached);
+            request.cached_tokens = Some(computed);
             self.totals.queried_tokens += u64::from(known);
             self.totals.hit_tokens += u64::from(cached);
         }
+        request.fetched_tokens = 0;
         self.running.push(Running {
             slot,
-            computed: cached,
+            computed,
             known,
             scheduled: 0,
             room: blocks * block_tokens,
@@ -471,8 +480,13 @@ impl Engine {
     }
 }
 
-fn take(pool: &mut BlockPool, changes: &mut Option<Vec<Change<RequestId>>>) -> Option<u32> {
+fn take(
+    pool: &mut BlockPool,
+    evicted: &mut u64,
+    changes: &mut Option<Vec<Change<RequestId>>>,
+) -> Option<u32> {
     pool.take(|hash| {
+        *evicted += 1;
         if let Some(changes) = changes {
             changes.push(Change::Removed(hash));
         }

@@ -27,7 +27,12 @@ fn chain(ids: &[u64]) -> Box<[BlockHash]> {
 
 /// Whole blocks of these ids and a tail of `tail` tokens.
 fn prompt(ids: &[u64], tail: u32, output_tokens: u32) -> Submission {
-    Submission { prompt_tokens: ids.len() as u32 * BLOCK + tail, output_tokens, chain: chain(ids) }
+    Submission {
+        prompt_tokens: ids.len() as u32 * BLOCK + tail,
+        output_tokens,
+        chain: chain(ids),
+        fetched_tokens: 0,
+    }
 }
 
 #[derive(Default)]
@@ -293,4 +298,29 @@ fn the_instant_engine_is_done_at_once() {
     engine.advance(7, &mut seen);
     assert_eq!(seen.of(id).len(), 50);
     assert_eq!(engine.next_event_at(), None);
+}
+
+/// KV that has come from another engine takes a place in the cache, and no time to compute.
+#[test]
+fn what_has_come_with_a_request_is_computed_no_more_and_is_cached_from_then_on() {
+    let prefilled = |fetched_tokens: u32| {
+        let (mut engine, mut seen) = (Engine::new(profile(16, 512)), Seen::default());
+        let id = engine.submit(0, Submission { fetched_tokens, ..prompt(&[1, 2, 3], 5, 2) }).unwrap();
+        drain(&mut engine, &mut seen);
+        (seen.of(id)[0], engine)
+    };
+    let (computed, _) = prefilled(0);
+    for (fetched, of_prompt) in [(52, 52), (1_000, 52), (40, 40)] {
+        let (first, engine) = prefilled(fetched);
+        assert!(first.at < computed.at, "{fetched}");
+        assert_eq!(first.cached_tokens, of_prompt, "the last token is computed always");
+        assert_eq!(engine.pool().cached(&chain(&[1, 2, 3])), 3);
+    }
+    // Given up and taken up again, it is computed like any other.
+    let (mut engine, mut seen) = (Engine::new(profile(6, 512)), Seen::default());
+    let first = engine.submit(0, prompt(&[1, 2], 3, 40)).unwrap();
+    let second = engine.submit(0, Submission { fetched_tokens: 34, ..prompt(&[7, 8], 3, 40) }).unwrap();
+    drain(&mut engine, &mut seen);
+    assert!(engine.totals().preemptions > 0);
+    assert_eq!((seen.of(first).len(), seen.of(second).len()), (40, 40));
 }

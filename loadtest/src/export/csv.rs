@@ -36,6 +36,16 @@ pub fn render(report: &Report) -> String {
     ] {
         add(metric, "sum", "1", count as f64);
     }
+    if let Some(sessions) = &report.sessions {
+        for (metric, count) in [
+            ("sessions_begun", sessions.begun),
+            ("sessions_ended", sessions.ended),
+            ("sessions_failed", sessions.failed),
+            ("turns_not_sent", sessions.turns_not_sent),
+        ] {
+            add(metric, "sum", "1", count as f64);
+        }
+    }
     let rates = report.throughput;
     add("requests", "rate", "1/s", rates.requests_per_s);
     add("prompt_tokens", "rate", "1/s", rates.prompt_tokens_per_s);
@@ -53,7 +63,8 @@ pub fn render(report: &Report) -> String {
 }
 
 /// Every time of a report by its name.
-pub fn times(report: &Report) -> [(&'static str, Option<Summary>); 8] {
+pub fn times(report: &Report) -> [(&'static str, Option<Summary>); 10] {
+    let sessions = report.sessions.as_ref();
     [
         ("response_ttft", report.response.ttft),
         ("service_ttft", report.service.ttft),
@@ -63,5 +74,7 @@ pub fn times(report: &Report) -> [(&'static str, Option<Summary>); 8] {
         ("itl", report.itl),
         ("tpot", report.tpot),
         ("schedule_lag", report.schedule_lag.lag),
+        ("session_completion", sessions.and_then(|sessions| sessions.completion)),
+        ("session_tools", sessions.and_then(|sessions| sessions.tools)),
     ]
 }

@@ -30,6 +30,7 @@ fn write(report: &Report, out: &mut String) -> std::fmt::Result {
     page::plots("Over time", plots::timelines(report), out)?;
     figures(report, out)?;
     objective(report, out)?;
+    sessions(report, out)?;
     workers(report, out)?;
     scraped(report, out)?;
     errors(report, out)?;
@@ -66,6 +67,10 @@ fn cards(report: &Report, out: &mut String) -> std::fmt::Result {
     ];
     if let Some(goodput) = &report.goodput {
         cards.push(("keep the objective", percent(goodput.share)));
+    }
+    if let Some(sessions) = &report.sessions {
+        cards.push(("sessions ended", format!("{} of {}", sessions.ended, sessions.begun)));
+        cards.push(("session, median", ms(sessions.completion, |s| s.p50)));
     }
     if let Some(achieved) = report.cache.achieved {
         let of =
@@ -110,6 +115,35 @@ fn objective(report: &Report, out: &mut String) -> std::fmt::Result {
         writeln!(out, "<tr><td>{}</td><td>{share:.2} %</td><td>{holds}</td></tr>", escape(&bound.bound))?;
     }
     writeln!(out, "</table></div>")
+}
+
+fn sessions(report: &Report, out: &mut String) -> std::fmt::Result {
+    let Some(sessions) = &report.sessions else { return Ok(()) };
+    writeln!(out, "<h2>Sessions</h2>")?;
+    writeln!(
+        out,
+        r#"<p class="sub">{} begun, {} ended, {} failed, {} unfinished; {} turns sent, {} not sent behind a failed one</p>"#,
+        sessions.begun,
+        sessions.ended,
+        sessions.failed,
+        sessions.unfinished,
+        sessions.turns,
+        sessions.turns_not_sent
+    )?;
+    let heads = ["turn", "n", "TTFT p50", "p90", "p99", "cached", "possible"];
+    let percent =
+        |share: Option<f64>| share.map_or_else(|| "-".into(), |share| format!("{:.1} %", share * 100.0));
+    let rows = sessions.by_turn.iter().filter_map(|row| {
+        let Summary { n, p50, p90, p99, .. } = row.ttft?;
+        let times = [p50, p90, p99].map(|ms| format!("{ms:.2}"));
+        let shares = [percent(row.cached()), percent(row.possible())];
+        Some([row.numbers(), n.to_string()].into_iter().chain(times).chain(shares).collect())
+    });
+    page::table(&heads, rows, out)?;
+    writeln!(
+        out,
+        r#"<p class="sub">By the number of the turn in its agent; times in milliseconds, from when turns were due</p>"#
+    )
 }
 
 fn workers(report: &Report, out: &mut String) -> std::fmt::Result {

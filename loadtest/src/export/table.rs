@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use crate::{
     report::{Report, Status},
     stats::{self, Summary},
+    tally::sessions::SessionsReport,
 };
 
 /// Renders `report` as lines of plain text; times are in milliseconds.
@@ -52,6 +53,7 @@ fn write(report: &Report, out: &mut String) -> std::fmt::Result {
     latencies(report, out)?;
     goodput(report, out)?;
     cache(report, out)?;
+    sessions(report, out)?;
     workers(report, out)?;
     let word = match report.verdict.status {
         Status::Valid => "valid",
@@ -126,6 +128,36 @@ fn cache(report: &Report, out: &mut String) -> std::fmt::Result {
     if let Some(blocks) = cache.pooled_lru_blocks {
         let (share, of) = (percent(cache.pooled_lru), percent(cache.of_pooled_lru));
         writeln!(out, "pooled LRU {share} with {blocks} blocks; achieved {of} of it")?;
+    }
+    Ok(())
+}
+
+fn sessions(report: &Report, out: &mut String) -> std::fmt::Result {
+    let Some(sessions) = &report.sessions else { return Ok(()) };
+    let SessionsReport { begun, ended, failed, unfinished, turns, turns_not_sent, .. } = sessions;
+    writeln!(out, "\nsessions   {begun} begun, {ended} ended, {failed} failed, {unfinished} unfinished")?;
+    writeln!(out, "           {turns} turns sent, {turns_not_sent} not sent behind a failed one")?;
+    let seconds = |ms: f64| ms / 1e3;
+    for (name, summary) in [("completion", sessions.completion), ("in tools", sessions.tools)] {
+        let Some(Summary { p50, p90, p99, .. }) = summary else { continue };
+        let [p50, p90, p99] = [p50, p90, p99].map(seconds);
+        writeln!(out, "{name:<11}p50 {p50:.2} s, p90 {p90:.2} s, p99 {p99:.2} s a session")?;
+    }
+    writeln!(
+        out,
+        "{:<10}{:>8}{:>12}{:>10}{:>10}{:>10}{:>10}",
+        "turn", "n", "TTFT p50", "p90", "p99", "cached", "possible"
+    )?;
+    for row in &sessions.by_turn {
+        let Some(Summary { n, p50, p90, p99, .. }) = row.ttft else { continue };
+        let share =
+            |share: Option<f64>| share.map_or_else(|| "-".into(), |share| format!("{:.1} %", share * 100.0));
+        let (cached, possible) = (share(row.cached()), share(row.possible()));
+        writeln!(
+            out,
+            "{:<10}{n:>8}{p50:>12.2}{p90:>10.2}{p99:>10.2}{cached:>10}{possible:>10}",
+            row.numbers()
+        )?;
     }
     Ok(())
 }

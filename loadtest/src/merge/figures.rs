@@ -7,11 +7,14 @@ use super::Part;
 use crate::{
     error::Error,
     limits,
-    report::{Report, ScheduleLag, Throughput, ViewReport, Workers},
+    report::{Report, ScheduleLag, Throughput, ViewReport, Workers, ttft_of_turn},
     scrape::Scraped,
     slo::{Bound, BoundReport, Figure, Goodput, Metric},
     stats::{Samples, Summary},
-    tally::{FailureRow, WorkerRow},
+    tally::{
+        FailureRow, WorkerRow,
+        sessions::{DEPTHS, SessionsReport, TurnsReport},
+    },
 };
 
 /// Times of all runs.
@@ -52,8 +55,61 @@ impl Figures {
     }
 }
 
+/// The sessions of all runs, whose histograms are added to `histograms`. None where a run has none.
+pub(super) fn sessions(
+    parts: &[Part<'_>],
+    histograms: &mut BTreeMap<String, String>,
+) -> Result<Option<SessionsReport>, Error> {
+    let each: Option<Vec<&SessionsReport>> = parts.iter().map(|part| part.report.sessions.as_ref()).collect();
+    let Some(each) = each else { return Ok(None) };
+    let mut figure = |name: &str, of: &dyn Fn(&SessionsReport) -> Option<Summary>| {
+        let all = together(parts, name, |run| of(run.sessions.as_ref()?))?;
+        if !all.is_empty() {
+            histograms.insert(name.to_owned(), all.hdr());
+        }
+        let each: Vec<Summary> = each.iter().filter_map(|sessions| of(sessions)).collect();
+        Ok::<_, Error>(Summary::of_several(&each, &all))
+    };
+    let completion = figure("session_completion", &|sessions| sessions.completion)?;
+    let tools = figure("session_tools", &|sessions| sessions.tools)?;
+    let mut by_turn = Vec::new();
+    for from in DEPTHS {
+        let row =
+            move |sessions: &SessionsReport| sessions.by_turn.iter().find(|row| row.from == from).cloned();
+        let rows: Vec<TurnsReport> = each.iter().filter_map(|sessions| row(sessions)).collect();
+        if rows.is_empty() {
+            continue;
+        }
+        let sum = |of: fn(&TurnsReport) -> u64| rows.iter().map(of).sum();
+        by_turn.push(TurnsReport {
+            from,
+            ttft: figure(&ttft_of_turn(from), &|sessions| row(sessions)?.ttft)?,
+            prompt_tokens: sum(|row| row.prompt_tokens),
+            cached_tokens: rows.iter().filter_map(|row| row.cached_tokens).reduce(|a, b| a + b),
+            prompt_tokens_wanted: sum(|row| row.prompt_tokens_wanted),
+            possible_tokens: sum(|row| row.possible_tokens),
+        });
+    }
+    let sum = |of: fn(&SessionsReport) -> u64| each.iter().map(|sessions| of(sessions)).sum();
+    Ok(Some(SessionsReport {
+        begun: sum(|sessions| sessions.begun),
+        ended: sum(|sessions| sessions.ended),
+        failed: sum(|sessions| sessions.failed),
+        unfinished: sum(|sessions| sessions.unfinished),
+        turns: sum(|sessions| sessions.turns),
+        turns_not_sent: sum(|sessions| sessions.turns_not_sent),
+        completion,
+        tools,
+        by_turn,
+    }))
+}
+
 /// All samples of a figure.
-fn together(parts: &[Part<'_>], name: &str, of: fn(&Report) -> Option<Summary>) -> Result<Samples, Error> {
+fn together(
+    parts: &[Part<'_>],
+    name: &str,
+    of: impl Fn(&Report) -> Option<Summary>,
+) -> Result<Samples, Error> {
     let mut all = Samples::default();
     for part in parts {
         let refuse = |reason| Error::Report { path: part.path.to_owned(), reason };

@@ -1,5 +1,7 @@
 //! Runs that are merged, beside the one run that they are parts of.
 
+use std::time::Duration;
+
 use super::*;
 use crate::{
     client::{
@@ -7,6 +9,7 @@ use crate::{
         record::{Failure, FailureClass, Outcome, Record, tests::good},
     },
     report::Facts,
+    schedule::flow::TurnPlace,
     stats::Summary,
     tally::Tally,
 };
@@ -18,6 +21,15 @@ fn records(rows: std::ops::Range<u64>) -> Vec<Record> {
     let record = |row: u64| {
         let mut record = good(row * 10, row * 10 + 1, row * 10 + 20 + row * row % 97, row * 10 + 180);
         record.row = row as usize;
+        // Sessions of four turns, each in one of two halves.
+        record.place = Some(TurnPlace {
+            session: (row / 8 * 2 + row % 2) as usize,
+            agent: 0,
+            parent: None,
+            turn: (row % 8 / 2) as u32,
+            turns: 4,
+            wait: Duration::from_millis(row),
+        });
         record.exchange.worker = Some(format!("10.0.0.{}:8000", row % 3));
         if row % 50 == 7 {
             let failure = Failure { class: FailureClass::Status(503), message: format!("busy {}", row % 2) };
@@ -97,6 +109,18 @@ fn two_halves_are_the_whole() {
     near(got.tpot, whole.tpot, "tpot");
     near(got.schedule_lag.lag, whole.schedule_lag.lag, "lag");
     assert_eq!(got.tokens.completion, whole.tokens.completion);
+    let (got_sessions, want) = (got.sessions.as_ref().unwrap(), whole.sessions.as_ref().unwrap());
+    assert_eq!(
+        (got_sessions.begun, got_sessions.ended, got_sessions.failed, got_sessions.turns),
+        (100, want.ended, want.failed, 400)
+    );
+    assert!(want.failed > 0 && got.histograms.contains_key("ttft_of_turn_3"));
+    near(got_sessions.completion, want.completion, "sessions");
+    near(got_sessions.tools, want.tools, "tools");
+    for (got, want) in got_sessions.by_turn.iter().zip(&want.by_turn) {
+        near(got.ttft, want.ttft, &want.numbers());
+        assert_eq!((got.from, got.prompt_tokens_wanted), (want.from, want.prompt_tokens_wanted));
+    }
     let rows = |report: &Report| serde_json::to_value(&report.errors).unwrap();
     assert_eq!(rows(&got)[0]["count"], rows(&whole)[0]["count"]);
     let workers = |report: &Report| serde_json::to_value(&report.workers).unwrap();

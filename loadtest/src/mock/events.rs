@@ -272,7 +272,12 @@ mod tests {
         let mut chain = Chain::new(HashKey::new(0), b"salt");
         let chain: Box<[_]> = tokens.bytes().chunks_exact(64).map(|block| chain.push(block)).collect();
         let mut engine = Engine::new(named("instant").unwrap()).recording();
-        engine.submit(0, Submission { prompt_tokens: 38, output_tokens: 2, chain: chain.clone() }).unwrap();
+        engine
+            .submit(
+                0,
+                Submission { prompt_tokens: 38, output_tokens: 2, chain: chain.clone(), fetched_tokens: 0 },
+            )
+            .unwrap();
         engine.advance(0, &mut Nobody);
         (engine.take_changes(), tokens, chain)
     }

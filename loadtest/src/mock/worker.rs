@@ -176,6 +176,7 @@ impl Worker {
             prompt_tokens: ask.prompt_tokens,
             output_tokens: ask.output_tokens,
             chain: std::mem::take(&mut ask.chain),
+            fetched_tokens: 0,
         };
         let id = state.engine.submit(now, submission)?;
         let said = state.desk.events.is_some().then(|| (std::mem::take(&mut ask.tokens), ask.salt.take()));

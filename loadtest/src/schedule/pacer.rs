@@ -1,13 +1,19 @@
 //! Which request is due next. Open loop: whatever the schedule says. Closed loop: one as soon as one ends.
 //! Users: each at its own even pace, never two at once, with single requests or with the turns of
-//! conversations. Conversations: the next turn once its person has thought. Takes times as arguments and
-//! sleeps nowhere.
+//! conversations. Sessions: the next turn once the answers before it have ended and its person has thought,
+//! or its tools have run. Takes times as arguments and sleeps nowhere.
+
+mod sessions;
 
 use std::{cmp::Reverse, collections::BinaryHeap, collections::VecDeque};
 
+pub use self::sessions::{Sessions, Starts};
 use crate::{
     random::{Purpose, Rng},
-    schedule::Due,
+    schedule::{
+        Due,
+        flow::{Flow, TurnPlace},
+    },
     workload::conversation::{self, Conversations},
 };
 
@@ -31,7 +37,7 @@ pub enum Pacer {
     Closed(Closed),
     /// Users who each ask at an even pace.
     Users(Users),
-    /// Conversations of several turns.
+    /// Sessions whose turns follow answers: conversations, or a trace's agents.
     Sessions(Sessions),
     /// Users who each hold one conversation after the other, at an even pace.
     Talkers(Talkers),
@@ -41,7 +47,7 @@ pub enum Pacer {
 /// of [`conversation::row`].
 #[derive(Debug)]
 pub struct Talkers {
-    conversations: Conversations,
+    flow: Flow,
     phases_ns: Vec<u64>,
     gap_ns: u64,
     /// Requests that each user has been through.
@@ -52,30 +58,6 @@ pub struct Talkers {
     count: usize,
     until_ns: u64,
     under_way: usize,
-}
-
-/// See [`Pacer::Sessions`]. Request numbers are those of [`conversation::row`].
-#[derive(Debug)]
-pub struct Sessions {
-    conversations: Conversations,
-    starts: Starts,
-    /// Conversations to hold in all, unless `until_ns` comes first.
-    count: usize,
-    /// Those begun so far.
-    begun: usize,
-    /// Later turns: when they are due, and their rows.
-    due: BinaryHeap<Reverse<(u64, usize)>>,
-    until_ns: u64,
-    under_way: usize,
-}
-
-/// When the first turns of conversations are due.
-#[derive(Debug)]
-pub enum Starts {
-    /// At these times, in nanoseconds after the run's zero, the earliest first.
-    At(VecDeque<u64>),
-    /// When one of the slots is free; it was freed at these times.
-    Free(BinaryHeap<Reverse<u64>>),
 }
 
 /// A number of slots, each of which sends the next row once it is free. See [`Pacer::Closed`].
@@ -130,7 +112,7 @@ impl Pacer {
         let idle = phases_ns.iter().enumerate().take(count).map(first).collect();
         let asked = vec![0; users];
         Self::Talkers(Talkers {
-            conversations,
+            flow: Flow::Conversations(conversations),
             phases_ns,
             gap_ns,
             asked,
@@ -141,10 +123,9 @@ impl Pacer {
         })
     }
 
-    /// `count` conversations, which begin as `starts` says. Nothing is due at or after `until_ns`.
-    pub fn sessions(conversations: Conversations, starts: Starts, count: usize, until_ns: u64) -> Self {
-        let due = BinaryHeap::new();
-        Self::Sessions(Sessions { conversations, starts, count, begun: 0, due, until_ns, under_way: 0 })
+    /// `count` sessions of `flow`, which begin as `starts` says. Nothing is due at or after `until_ns`.
+    pub fn sessions(flow: Flow, starts: Starts, count: usize, until_ns: u64) -> Self {
+        Self::Sessions(Sessions::new(flow, starts, count, until_ns))
     }
 
     /// The next request. It may change when one ends, unless [`Self::is_fixed`].
@@ -192,8 +173,9 @@ impl Pacer {
         }
     }
 
-    /// Says that the request of `row` has ended. A conversation goes on only if it ended well.
-    pub fn ended(&mut self, row: usize, at_ns: u64, well: bool) {
+    /// Says that the request of `row` has ended. A session goes on only if it ended well. Gives the requests
+    /// that were due and now are not.
+    pub fn ended(&mut self, row: usize, at_ns: u64, well: bool) -> Vec<usize> {
         match self {
             Self::Open(_) => {}
             Self::Closed(closed) => {
@@ -210,20 +192,28 @@ impl Pacer {
                     users.idle.push(Reverse((due_ns, row + count)));
                 }
             }
-            Self::Sessions(sessions) => sessions.ended(row, at_ns, well),
+            Self::Sessions(sessions) => return sessions.ended(row, at_ns, well),
             Self::Talkers(talkers) => talkers.ended(row, well),
         }
+        Vec::new()
     }
 
-    /// Whether the conversation of request `row` has a turn after it.
+    /// Whether the agent of request `row` has a turn after it.
     pub fn goes_on(&self, row: usize) -> bool {
-        let conversations = match self {
-            Self::Sessions(sessions) => &sessions.conversations,
-            Self::Talkers(talkers) => &talkers.conversations,
-            Self::Open(_) | Self::Closed(_) | Self::Users(_) => return false,
-        };
-        let (session, turn) = conversation::split(row);
-        turn + 1 < conversations.turns(session)
+        self.flow().is_some_and(|flow| flow.goes_on(row))
+    }
+
+    /// Where request `row` belongs, if it is a turn of a session.
+    pub fn place(&self, row: usize) -> Option<TurnPlace> {
+        self.flow().map(|flow| flow.place(row))
+    }
+
+    fn flow(&self) -> Option<&Flow> {
+        match self {
+            Self::Sessions(sessions) => Some(&sessions.flow),
+            Self::Talkers(talkers) => Some(&talkers.flow),
+            Self::Open(_) | Self::Closed(_) | Self::Users(_) => None,
+        }
     }
 
     /// Whether nothing that ends can change what is due.
@@ -254,10 +244,10 @@ fn phases_ns(users: usize, gap_ns: u64, seed: u64) -> Vec<u64> {
 impl Talkers {
     fn ended(&mut self, row: usize, well: bool) {
         self.under_way -= 1;
-        let (session, turn) = conversation::split(row);
+        let session = conversation::split(row).0;
         let (user, users) = (session % self.phases_ns.len(), self.phases_ns.len());
         self.asked[user] += 1;
-        let goes_on = well && turn + 1 < self.conversations.turns(session);
+        let goes_on = well && self.flow.goes_on(row);
         let next = if goes_on { row + 1 } else { conversation::row(session + users, 0) };
         if goes_on || session + users < self.count {
             // As with single requests, a late answer makes the next turn late and moves nothing.
@@ -266,60 +256,17 @@ impl Talkers {
     }
 }
 
-// === impl Sessions ===
-
-impl Sessions {
-    /// What is due next, and whether it begins a conversation.
-    fn peek(&self) -> Option<(Due, bool)> {
-        let start = match &self.starts {
-            Starts::At(times) => times.front().copied(),
-            Starts::Free(slots) => slots.peek().map(|&Reverse(at)| at),
-        };
-        let start = start.filter(|&at| self.begun < self.count && at < self.until_ns);
-        let start = start.map(|intended_ns| Due { intended_ns, row: conversation::row(self.begun, 0) });
-        let turn = self.due.peek().map(|&Reverse((intended_ns, row))| Due { intended_ns, row });
-        match (start, turn) {
-            (Some(start), Some(turn)) if turn.intended_ns <= start.intended_ns => Some((turn, false)),
-            (Some(start), _) => Some((start, true)),
-            (None, turn) => turn.map(|turn| (turn, false)),
-        }
-    }
-
-    fn take(&mut self) {
-        match self.peek() {
-            Some((_, true)) => {
-                self.begun += 1;
-                match &mut self.starts {
-                    Starts::At(times) => drop(times.pop_front()),
-                    Starts::Free(slots) => drop(slots.pop()),
-                }
-            }
-            _ => drop(self.due.pop()),
-        }
-        self.under_way += 1;
-    }
-
-    fn ended(&mut self, row: usize, at_ns: u64, well: bool) {
-        self.under_way -= 1;
-        let (session, turn) = conversation::split(row);
-        if well && turn + 1 < self.conversations.turns(session) {
-            let due_ns = at_ns.saturating_add(self.conversations.think(row).as_nanos() as u64);
-            if due_ns < self.until_ns {
-                self.due.push(Reverse((due_ns, row + 1)));
-            }
-        } else if let Starts::Free(slots) = &mut self.starts {
-            slots.push(Reverse(at_ns));
-        }
-    }
-}
-
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    /// Runs `pacer` in virtual time against a server in which every request takes `took(row)`; gives each
-    /// row's intended and real start.
-    fn simulate(mut pacer: Pacer, took: impl Fn(usize) -> u64) -> Vec<(usize, u64, u64)> {
+    /// Runs `pacer` in virtual time against a server in which every request takes `took(row)` and the rows
+    /// `fails` fail; gives each row's intended and real start.
+    pub(crate) fn simulate(
+        mut pacer: Pacer,
+        took: impl Fn(usize) -> u64,
+        fails: &[usize],
+    ) -> Vec<(usize, u64, u64)> {
         let (mut now, mut sent, mut under_way) = (0, Vec::new(), BinaryHeap::new());
         loop {
             let ends = under_way.peek().map(|&Reverse((at, _))| at);
@@ -336,7 +283,7 @@ mod tests {
                         return sent;
                     };
                     now = at;
-                    pacer.ended(row, at, row != 2048 + 1);
+                    pacer.ended(row, at, !fails.contains(&row));
                 }
             }
         }
@@ -346,7 +293,7 @@ mod tests {
 
     #[test]
     fn a_closed_loop_keeps_its_slots_full() {
-        let sent = simulate(Pacer::closed(3, ALL), |row| if row == 0 { 100 } else { 10 });
+        let sent = simulate(Pacer::closed(3, ALL), |row| if row == 0 { 100 } else { 10 }, &[]);
         assert_eq!(sent.iter().map(|s| s.0).collect::<Vec<_>>(), (0..10).collect::<Vec<_>>());
         // Slot 0 is held to 100; the other two turn over every 10.
         let starts: Vec<u64> = sent.iter().map(|s| s.1).collect();
@@ -357,7 +304,7 @@ mod tests {
     fn rows_may_begin_anywhere() {
         let extent = Extent { first: 100, rows: 4, until_ns: u64::MAX };
         for pacer in [Pacer::closed(2, extent), Pacer::users(2, 50, 1, extent)] {
-            let mut rows: Vec<_> = simulate(pacer, |_| 10).iter().map(|s| s.0).collect();
+            let mut rows: Vec<_> = simulate(pacer, |_| 10, &[]).iter().map(|s| s.0).collect();
             rows.sort_unstable();
             assert_eq!(rows, [100, 101, 102, 103]);
         }
@@ -365,13 +312,14 @@ mod tests {
 
     #[test]
     fn a_closed_loop_ends_in_time() {
-        let sent = simulate(Pacer::closed(1, Extent { first: 0, rows: usize::MAX, until_ns: 35 }), |_| 10);
+        let sent =
+            simulate(Pacer::closed(1, Extent { first: 0, rows: usize::MAX, until_ns: 35 }), |_| 10, &[]);
         assert_eq!(sent.len(), 4);
     }
 
     #[test]
     fn users_keep_their_pace_and_a_late_answer_counts_from_when_the_request_was_due() {
-        let sent = simulate(Pacer::users(2, 1000, 5, ALL), |row| if row == 0 { 2500 } else { 10 });
+        let sent = simulate(Pacer::users(2, 1000, 5, ALL), |row| if row == 0 { 2500 } else { 10 }, &[]);
         let of = |user: usize| sent.iter().filter(|s| s.0 % 2 == user).copied().collect::<Vec<_>>();
         let (late, even) = (of(0), of(1));
         assert_eq!((late.len(), even.len()), (5, 5));
@@ -390,7 +338,7 @@ mod tests {
     fn the_rows_that_users_send_do_not_depend_on_the_server() {
         let rows = |took: u64| {
             let mut rows: Vec<_> =
-                simulate(Pacer::users(3, 100, 1, ALL), |_| took).iter().map(|s| s.0).collect();
+                simulate(Pacer::users(3, 100, 1, ALL), |_| took, &[]).iter().map(|s| s.0).collect();
             rows.sort_unstable();
             rows
         };
@@ -400,13 +348,15 @@ mod tests {
 
     #[test]
     fn conversations_think_between_turns_and_end_with_a_failure() {
-        let conversations = |turns: &str| Conversations {
-            seed: 1,
-            turns: conversation::Turns::Drawn(turns.parse().unwrap()),
-            think: "1ms".parse().unwrap(),
+        let flow = |turns: &str| {
+            Flow::Conversations(Conversations {
+                seed: 1,
+                turns: conversation::Turns::Drawn(turns.parse().unwrap()),
+                think: "1ms".parse().unwrap(),
+            })
         };
         let slots = Starts::Free([Reverse(0), Reverse(0)].into());
-        let sent = simulate(Pacer::sessions(conversations("3"), slots, 4, u64::MAX), |_| 10);
+        let sent = simulate(Pacer::sessions(flow("3"), slots, 4, u64::MAX), |_| 10, &[2048 + 1]);
         let rows: Vec<_> = sent.iter().map(|s| conversation::split(s.0)).collect();
         // Two at a time. Conversation 2 fails in its second turn, which leaves its slot to nobody: 3 has
         // begun.
@@ -415,7 +365,7 @@ mod tests {
         assert_eq!(sent[2].1, 10 + 1_000_000);
 
         let starts = Starts::At([0, 500, 5_000_000].into());
-        let sent = simulate(Pacer::sessions(conversations("2"), starts, 3, 4_000_000), |_| 10);
+        let sent = simulate(Pacer::sessions(flow("2"), starts, 3, 4_000_000), |_| 10, &[]);
         let rows: Vec<_> = sent.iter().map(|s| conversation::split(s.0)).collect();
         assert_eq!(rows, [(0, 0), (1, 0), (0, 1), (1, 1)]);
     }
@@ -428,7 +378,7 @@ mod tests {
             think: "0s".parse().unwrap(),
         };
         // Conversation 2's second turn fails: its user goes on with the next one.
-        let sent = simulate(Pacer::talkers(conversations, 2, 1000, 5, u64::MAX), |_| 10);
+        let sent = simulate(Pacer::talkers(conversations, 2, 1000, 5, u64::MAX), |_| 10, &[2048 + 1]);
         let of =
             |user: usize| sent.iter().filter(|s| conversation::split(s.0).0 % 2 == user).collect::<Vec<_>>();
         let rows = |user| of(user).iter().map(|s| conversation::split(s.0)).collect::<Vec<_>>();
@@ -442,7 +392,7 @@ mod tests {
     #[test]
     fn an_open_loop_is_never_moved() {
         let schedule: VecDeque<_> = (0..5).map(|row| Due { intended_ns: row as u64 * 7, row }).collect();
-        let sent = simulate(Pacer::Open(schedule), |_| 1_000_000);
+        let sent = simulate(Pacer::Open(schedule), |_| 1_000_000, &[]);
         assert!(sent.iter().enumerate().all(|(i, s)| s.1 == i as u64 * 7 && s.1 == s.2));
     }
 }

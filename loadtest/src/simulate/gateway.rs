@@ -5,16 +5,17 @@
 use std::{ops::Range, time::Duration};
 
 use keyway_core::{
-    EngineLoad, Load, LoadSnapshot, OwnLoad, PrefixIndex, RoomRules, WaitingRoom, WorkerId,
+    EngineLoad, Load, LoadSnapshot, OwnLoad, PrefixIndex, RoomRules, Transfers, WaitingRoom, WorkerId,
     index::Placement,
     others::own_share,
     pace::Waiting,
     pick::Candidate,
     rate::{PrefillRate, Rates},
+    working_sets::{EndedTurn, WorkingSets},
 };
 use keyway_wire::block_hash::BlockHash;
 
-use super::{fleet::FleetSetup, routing::Arrival};
+use super::{fleet::FleetSetup, hearing::Telling, pauses, routing::Arrival};
 use crate::engine_model::{Engine, Nanos};
 
 /// Choices after which the workers' fitted speeds are looked at again.
@@ -23,6 +24,12 @@ const SPEEDS_EVERY: u64 = 64;
 pub(super) struct Gateway {
     pub(super) index: PrefixIndex,
     pub(super) room: WaitingRoom<Arrival>,
+    /// What it tells others of its placements, and what it has heard of theirs; `None`: they do not tell.
+    pub(super) telling: Option<Telling>,
+    /// Which sessions are paused, where any may be.
+    pub(super) sets: Option<WorkingSets>,
+    /// What handovers between workers have taken.
+    pub(super) transfers: Transfers,
     desks: Vec<Desk>,
     /// Each worker's prompt tokens per millisecond, as fitted lately.
     speeds: Vec<f64>,
@@ -47,7 +54,9 @@ struct Desk {
 
 impl Gateway {
     pub(super) fn new(setup: &FleetSetup) -> Self {
-        let mut index = PrefixIndex::new(setup.index_bytes);
+        let telling = setup.told.filter(|_| setup.gateways > 1).map(|_| Telling::new(setup.gateways));
+        let index = if telling.is_some() { PrefixIndex::with_ancestry } else { PrefixIndex::new };
+        let mut index = index(setup.index_bytes);
         for worker in (0..setup.workers as u32).map(WorkerId) {
             if setup.events {
                 index.set_exact(worker, true);
@@ -59,6 +68,9 @@ impl Gateway {
         Self {
             index,
             room: WaitingRoom::new(RoomRules::default()),
+            telling,
+            sets: pauses::working_sets(setup),
+            transfers: Transfers::default(),
             desks: (0..setup.workers).map(|_| Desk::default()).collect(),
             speeds: Vec::new(),
             speeds_until: 0,
@@ -107,17 +119,61 @@ impl Gateway {
         (desk.load.start(now, uncached, true), before_first)
     }
 
-    /// A first token came, so many tokens and so long after its request was sent.
+    /// A request will be answered by a worker whose prompt another one computes.
+    pub(super) fn sent_handed(&mut self, worker: usize, at: Nanos, prompt: u64) {
+        let desk = &mut self.desks[worker];
+        desk.context_tokens += prompt;
+        desk.load.start_elsewhere(Duration::from_nanos(at));
+    }
+
+    /// A worker has refused a request that counted at it.
+    pub(super) fn gave_up(&mut self, worker: usize, at: Nanos, waiting: Option<&Waiting>, prompt: u64) {
+        if let Some(waiting) = waiting {
+            self.desks[worker].load.cancelled(Duration::from_nanos(at), waiting);
+        }
+        self.ended(worker, prompt, None);
+    }
+
+    /// The KV of a request is there whose prompt another worker has computed, or will not come.
+    pub(super) fn comes_from_elsewhere(&self, worker: usize) {
+        self.desks[worker].load.comes_from_elsewhere();
+    }
+
+    /// Milliseconds of prefill that wait at a worker.
+    pub(super) fn queue_ms(&self, worker: usize, at: Nanos) -> f64 {
+        let Desk { load, rate, .. } = &self.desks[worker];
+        let speed = rate.tokens_per_second();
+        let left = load.tokens_left(Duration::from_nanos(at), speed) as f64;
+        speed.map_or(0.0, |tokens_per_s| left / tokens_per_s * 1e3)
+    }
+
+    /// A worker has answered a request whose prompt another computed.
+    pub(super) fn handed_over(
+        &mut self,
+        at: Nanos,
+        (from, to): (usize, usize),
+        tokens: u64,
+        took: (f64, f64),
+    ) {
+        let pair = (WorkerId(from as u32), WorkerId(to as u32));
+        self.comes_from_elsewhere(to);
+        self.transfers.observe(Duration::from_nanos(at), pair, tokens, took);
+    }
+
+    /// A first token came; `speed`: so many tokens and so long after its request was sent, where that says
+    /// something of the worker's speed.
     pub(super) fn first_token(
         &mut self,
         worker: usize,
         at: Nanos,
         waiting: &Waiting,
-        (tokens, took): (u64, Duration),
+        speed: Option<(u64, Duration)>,
     ) {
         let desk = &mut self.desks[worker];
         desk.load.first_token(Duration::from_nanos(at), waiting);
-        desk.rate.observe(tokens, took.as_secs_f64());
+        if let Some((tokens, took)) = speed {
+            desk.rate.observe(tokens, took.as_secs_f64());
+        }
         desk.changed = true;
     }
 
@@ -129,6 +185,21 @@ impl Gateway {
         desk.changed = true;
         if let Some(placement) = placement {
             self.index.finish(placement);
+        }
+    }
+
+    /// A turn of a session has ended, whose conversation has so many tokens now.
+    pub(super) fn turn_ended(
+        &mut self,
+        at: Nanos,
+        session: Option<u64>,
+        tokens: u64,
+        first_token: Option<Nanos>,
+    ) {
+        if let (Some(sets), Some(session)) = (&mut self.sets, session) {
+            let first_token = first_token.map(Duration::from_nanos);
+            let turn = EndedTurn { session, conversation_tokens: tokens as f64, first_token };
+            sets.ended(Duration::from_nanos(at), &turn);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::sessions::{SessionCount, SessionFigures};
 use crate::{
     engine_model::Nanos,
     slo::{Metric, Slo},
@@ -14,6 +15,8 @@ pub(super) struct Outcome {
     ttft: Samples,
     tpot: Samples,
     e2e: Samples,
+    /// Between any two tokens, where that is counted.
+    itl: Samples,
     requests: u64,
     good: u64,
     cached_tokens: u64,
@@ -22,8 +25,17 @@ pub(super) struct Outcome {
     per_worker: Vec<u64>,
     end: Nanos,
     pub(super) refused: u64,
+    /// See [`Figures`].
+    pub(super) split: u64,
+    pub(super) pulled: u64,
+    pub(super) moved_tokens: u64,
     pub(super) preemptions: u64,
     pub(super) steps: u64,
+    pub(super) evicted_blocks: u64,
+    /// How many caches there are, and the blocks of each.
+    pub(super) caches: (usize, usize),
+    /// Of a trace that tells them.
+    pub(super) sessions: Option<SessionCount>,
 }
 
 /// A run's figures, as they are printed. Times in milliseconds unless the name says `_s`.
@@ -47,6 +59,14 @@ pub struct Figures {
     pub tpot: Option<Summary>,
     /// Time to the last token.
     pub e2e: Option<Summary>,
+    /// Time between any two tokens, with `--itl`.
+    pub itl: Option<Summary>,
+    /// Requests whose prompt another worker than the one that answered has computed.
+    pub split: u64,
+    /// Requests whose worker fetched a prefix from another one.
+    pub pulled: u64,
+    /// Prompt tokens whose KV went from one worker to another.
+    pub moved_tokens: u64,
     /// Share of requests that met the SLO's bounds by themselves.
     pub good: f64,
     /// Those requests a second.
@@ -57,8 +77,12 @@ pub struct Figures {
     pub max_over_mean: f64,
     /// Requests that lost their KV blocks to others and began anew.
     pub preemptions: u64,
+    /// Blocks that were named in a cache and given to something else.
+    pub evicted_blocks: u64,
     /// Steps of all workers' engines together.
     pub steps: u64,
+    /// What came of sessions, where the trace tells them.
+    pub sessions: Option<SessionFigures>,
     /// Whether the SLO holds for the run.
     pub slo_met: bool,
 }
@@ -66,11 +90,12 @@ pub struct Figures {
 // === impl Outcome ===
 
 impl Outcome {
-    pub(super) fn new(workers: usize) -> Self {
+    pub(super) fn new(workers: usize, sessions: Option<SessionCount>) -> Self {
         Self {
             ttft: Samples::default(),
             tpot: Samples::default(),
             e2e: Samples::default(),
+            itl: Samples::default(),
             requests: 0,
             good: 0,
             cached_tokens: 0,
@@ -79,8 +104,14 @@ impl Outcome {
             per_worker: vec![0; workers],
             end: 0,
             refused: 0,
+            split: 0,
+            pulled: 0,
+            moved_tokens: 0,
             preemptions: 0,
             steps: 0,
+            evicted_blocks: 0,
+            caches: (0, 0),
+            sessions,
         }
     }
 
@@ -94,6 +125,11 @@ impl Outcome {
     pub(super) fn first_token(&mut self, ttft: Nanos, cached_tokens: u32) {
         self.ttft.add_ns(ttft);
         self.cached_tokens += u64::from(cached_tokens);
+    }
+
+    /// A token came so long after the one before it.
+    pub(super) fn between(&mut self, gap: Nanos) {
+        self.itl.add_ns(gap);
     }
 
     /// A request's last token came.
@@ -125,12 +161,18 @@ impl Outcome {
             ttft,
             tpot,
             e2e,
+            itl: self.itl.summary(),
+            split: self.split,
+            pulled: self.pulled,
+            moved_tokens: self.moved_tokens,
             good: share(self.good, self.requests + self.refused),
             goodput_per_s: rate(self.good),
             output_tokens_per_s: rate(self.output_tokens),
             max_over_mean: share(busiest * self.per_worker.len() as u64, self.prompt_tokens),
             preemptions: self.preemptions,
+            evicted_blocks: self.evicted_blocks,
             steps: self.steps,
+            sessions: self.sessions.as_ref().map(|sessions| sessions.figures(self.end, self.caches)),
             slo_met: self.refused == 0
                 && slo.bounds.iter().all(|bound| match bound.metric {
                     Metric::Ttft => bound.holds(&self.ttft),

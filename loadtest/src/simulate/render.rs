@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{outcome::Figures, report::SimulationReport};
+use crate::stats::Summary;
 
 /// Renders `report` as a table with a line for each fleet.
 pub(super) fn render(report: &SimulationReport) -> String {
@@ -13,11 +14,11 @@ pub(super) fn render(report: &SimulationReport) -> String {
 }
 
 fn write(report: &SimulationReport, out: &mut String) -> std::fmt::Result {
-    writeln!(
-        out,
-        "{}: {} requests at {:.2}/s, {} prompt and {} output tokens",
-        report.trace, report.requests, report.rate_per_s, report.prompt_tokens, report.output_tokens
-    )?;
+    write!(out, "{}: {} requests", report.trace, report.requests)?;
+    if report.rate_per_s > 0.0 {
+        write!(out, " at {:.2}/s", report.rate_per_s)?;
+    }
+    writeln!(out, ", {} prompt and {} output tokens", report.prompt_tokens, report.output_tokens)?;
     writeln!(
         out,
         "workers    {}, {} KV blocks of {} tokens each",
@@ -47,6 +48,8 @@ fn write(report: &SimulationReport, out: &mut String) -> std::fmt::Result {
         "\nTimes in ms of virtual time, from arrival; good: requests that meet the SLO's bounds by themselves;"
     )?;
     writeln!(out, "max/mean: prompt tokens of the busiest worker over the mean")?;
+    sessions(report, out)?;
+    moves(report, out)?;
     for found in &report.found {
         match found.workers {
             Some(workers) => writeln!(out, "\n{} needs {workers} workers for {}", found.policy, report.slo)?,
@@ -56,6 +59,85 @@ fn write(report: &SimulationReport, out: &mut String) -> std::fmt::Result {
                 found.policy, report.slo, found.workers_max
             )?,
         }
+    }
+    Ok(())
+}
+
+/// What came of sessions, where there are any.
+fn sessions(report: &SimulationReport, out: &mut String) -> std::fmt::Result {
+    let told = report.runs.iter().filter_map(|run| Some((run, run.sessions.as_ref()?)));
+    for (n, (run, figures)) in told.enumerate() {
+        if n == 0 {
+            writeln!(
+                out,
+                "\n{:<14}{:>8}{:>8}{:>8}{:>9}{:>9}{:>9}{:>10}{:>9}{:>9}{:>9}{:>8}{:>9}{:>9}",
+                "sessions",
+                "ended",
+                "a s",
+                "req/s",
+                "cached",
+                "possible",
+                "optimum",
+                "hindsight",
+                "job p50",
+                "p90",
+                "p99",
+                "paused",
+                "longest",
+                "preempt"
+            )?;
+        }
+        let percent =
+            |share: Option<f64>| share.map_or("-".into(), |share| format!("{:.1} %", share * 100.0));
+        let seconds = |ms: f64| format!("{:.1}", ms / 1e3);
+        let job = |of: fn(&Summary) -> f64| figures.job.as_ref().map_or("-".into(), |job| seconds(of(job)));
+        writeln!(
+            out,
+            "{:<14}{:>8}{:>8.2}{:>8.1}{:>9}{:>9}{:>9}{:>10}{:>9}{:>9}{:>9}{:>8}{:>9}{:>9}",
+            run.policy,
+            figures.ended,
+            figures.sessions_per_s,
+            figures.requests_per_s,
+            percent(Some(figures.cached)),
+            percent(Some(figures.possible)),
+            percent(figures.optimum),
+            percent(figures.hindsight),
+            job(|job| job.p50),
+            job(|job| job.p90),
+            job(|job| job.p99),
+            figures.paused.map_or(0, |paused| paused.n),
+            figures.paused.map_or("-".into(), |paused| seconds(paused.max)),
+            run.preemptions
+        )?;
+    }
+    Ok(())
+}
+
+/// What went from one worker to another, and how long clients waited between tokens, where any was asked for.
+fn moves(report: &SimulationReport, out: &mut String) -> std::fmt::Result {
+    let moved = report.runs.iter().filter(|run| run.itl.is_some() || run.split + run.pulled > 0);
+    for (n, run) in moved.enumerate() {
+        if n == 0 {
+            writeln!(
+                out,
+                "\n{:<14}{:>9}{:>9}{:>14}{:>10}{:>9}{:>9}",
+                "KV moved", "split", "pulled", "tokens", "ITL p50", "p99", "max"
+            )?;
+        }
+        let itl =
+            |of: fn(&Summary) -> f64| run.itl.as_ref().map_or("-".into(), |itl| format!("{:.1}", of(itl)));
+        let share = |count: u64| format!("{:.1} %", count as f64 / run.requests.max(1) as f64 * 100.0);
+        writeln!(
+            out,
+            "{:<14}{:>9}{:>9}{:>14}{:>10}{:>9}{:>9}",
+            run.policy,
+            share(run.split),
+            share(run.pulled),
+            run.moved_tokens,
+            itl(|itl| itl.p50),
+            itl(|itl| itl.p99),
+            itl(|itl| itl.max)
+        )?;
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ pub struct SimulationReport {
     pub trace: String,
     /// Requests of the schedule.
     pub requests: u64,
-    /// Requests a second of the schedule.
+    /// Requests a second of the schedule; 0 where all have one time, as sessions that are drawn.
     pub rate_per_s: f64,
     /// Prompt tokens, all copies.
     pub prompt_tokens: u64,

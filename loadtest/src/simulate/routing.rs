@@ -4,16 +4,22 @@
 use std::time::Duration;
 
 use keyway_core::{
-    PromptViews, RoomRules, WorkerId, consider, may_wait,
-    pick::{Candidate, RequestView, Turn},
+    PromptViews, RoomRules, Splitting, Ways, WorkerId, consider,
+    legs::{pick_answering, with_stall},
+    may_wait,
+    pick::{Candidate, Pick, Policy, RequestView, Turn},
     quote,
+    route::consider_peers,
     waiting_room::{Ahead, CandidateSet, Quote, WorkerChooser},
+    working_sets::{HeldTurn, Left, NextTurn},
 };
 use keyway_wire::block_hash::BlockHash;
 
 use super::{
     fleet::{FleetSetup, Run, Workload},
+    pauses::InSession,
     prompts,
+    transit::Answering,
 };
 use crate::{args::contender::Contender, engine_model::Nanos, random::splitmix};
 
@@ -27,23 +33,39 @@ pub(super) struct Arrival {
     pub(super) chain: Vec<BlockHash>,
     /// In the router's, where they differ.
     index_chain: Option<Vec<BlockHash>>,
+    pub(super) in_session: InSession,
+    /// The worker that answers it, where another one is to compute its prompt.
+    pub(super) answering: Option<Answering>,
+    /// Which copy of which row it is.
+    pub(super) source: (u64, u32),
 }
 
 /// Where a request goes, and how much of it is computed there.
 pub(super) struct Plan {
+    /// Its place among the candidates of its side.
     index: usize,
-    uncached_tokens: u64,
+    /// Whether another worker is to compute the prompt.
+    splits: bool,
+    /// The worker that it fetches a prefix from.
+    pulls: Option<WorkerId>,
+    pub(super) uncached_tokens: u64,
     /// The workers as they were weighed, where the gateway's own policies choose.
     candidates: Vec<Candidate>,
 }
 
 /// The waiting room's desk.
 pub(super) struct Clerk<'r, 'a> {
-    run: &'r mut Run<'a>,
-    gateway: usize,
-    at: Nanos,
-    /// The workers at this moment.
-    candidate_set: CandidateSet,
+    pub(super) run: &'r mut Run<'a>,
+    pub(super) gateway: usize,
+    pub(super) at: Nanos,
+    /// Whether requests waited before.
+    pub(super) others_wait: bool,
+    /// The workers that answer, at this moment.
+    pub(super) candidate_set: CandidateSet,
+    /// Those that compute prompts alone.
+    prefill_set: CandidateSet,
+    /// What they have left for sessions; not looked at yet, or not since a turn began.
+    pub(super) left: Option<Left>,
 }
 
 impl Arrival {
@@ -59,7 +81,20 @@ impl Arrival {
             output_tokens: scale.output_tokens(row) as u32,
             chain: cut(own),
             index_chain: (setup.index_block_tokens != own).then(|| cut(setup.index_block_tokens)),
+            in_session: InSession::of(workload, setup, copy, index),
+            answering: None,
+            source: (copy, index as u32),
         }
+    }
+
+    /// The session that its gateway knows it to be of.
+    pub(super) fn session(&self) -> Option<u64> {
+        self.in_session.turn.as_ref().map(HeldTurn::session)
+    }
+
+    /// The turn of its session that it is, if it is one.
+    pub(super) fn next_turn(&self) -> Option<NextTurn> {
+        Some(self.in_session.turn.as_ref()?.next(self.prompt_tokens, Duration::from_nanos(self.at)))
     }
 
     fn view(&self, setup: &FleetSetup) -> RequestView<'_> {
@@ -68,7 +103,7 @@ impl Arrival {
             prompt_tokens: self.prompt_tokens,
             block_tokens: f64::from(setup.index_block_tokens),
             media: &[],
-            session: None,
+            session: self.in_session.name,
         }
     }
 
@@ -78,16 +113,57 @@ impl Arrival {
 }
 
 impl<'r, 'a> Clerk<'r, 'a> {
-    pub(super) fn new(run: &'r mut Run<'a>, gateway: usize, at: Nanos) -> Self {
+    /// Of a gateway; `others_wait`: whether requests waited there before.
+    pub(super) fn new(run: &'r mut Run<'a>, gateway: usize, at: Nanos, others_wait: bool) -> Self {
         run.gateways[gateway].index.settle();
-        let candidate_set =
-            CandidateSet::new(run.gateways[gateway].candidates(at), RoomRules::default().horizon_ms);
-        Self { run, gateway, at, candidate_set }
+        let mut prefill = run.gateways[gateway].candidates(at);
+        let answering = prefill.split_off(run.setup.legs.prefill);
+        let set = |candidates| CandidateSet::new(candidates, RoomRules::default().horizon_ms);
+        let (candidate_set, prefill_set) = (set(answering), set(prefill));
+        Self { run, gateway, at, others_wait, candidate_set, prefill_set, left: None }
     }
 
     /// Its own prefill where it is least, in milliseconds.
     pub(super) fn own_ms(&mut self, arrival: &Arrival) -> Option<f64> {
         self.quote(arrival, &Ahead::default()).map(|(quote, _)| quote.own_ms)
+    }
+
+    /// Those that the request, or its prompt, may go to.
+    fn set_for(&self, arrival: &Arrival) -> &CandidateSet {
+        if arrival.answering.is_some() { &self.prefill_set } else { &self.candidate_set }
+    }
+
+    /// Whether another worker than the one that answers may compute the prompt.
+    fn may_split(&self, arrival: &Arrival) -> bool {
+        let legs = self.run.setup.legs;
+        legs.prefill > 0 && legs.splitting != Splitting::Never && arrival.answering.is_none()
+    }
+
+    /// The pick that answers if another worker computes the prompt, where that is to be.
+    fn split(
+        &self,
+        view: &RequestView<'_>,
+        (here, candidates): (&Pick, &[Candidate]),
+        (ahead, turn): (&Ahead, &Turn),
+        policy: Policy,
+    ) -> Option<Pick> {
+        let (gateway, legs) = (&self.run.gateways[self.gateway], self.run.setup.legs);
+        let (now, index) = (Duration::from_nanos(self.at), &gateway.index);
+        let mut prefill = self.prefill_set.candidates().to_vec();
+        let (view, seen) = ([*view], (now, turn));
+        let first = consider(policy, &PromptViews::of(&view, &[]), &mut prefill, ahead, seen, index)?;
+        let from = prefill[first.index];
+        let transfer = |one: &Candidate| gateway.transfers.between(now, from.worker, one.worker);
+        let second = pick_answering(policy, &view[0], candidates, turn, transfer)?;
+        if here.uncached_tokens.min(second.uncached_tokens) < legs.from_tokens {
+            return None;
+        }
+        let ways = Ways {
+            here_ms: with_stall(here, &candidates[here.index]),
+            prefill_ms: with_stall(&first, &from),
+            answer_ms: second.cost.total_ms(),
+        };
+        ways.is_split(legs.splitting).then_some(second)
     }
 }
 
@@ -97,27 +173,28 @@ impl WorkerChooser<Arrival> for Clerk<'_, '_> {
     fn least_excess_ms(&mut self, arrival: &Arrival, ahead: &Ahead) -> f64 {
         match *self.run.setup {
             FleetSetup { policy: Contender::Ours(policy), hold, .. }
-                if may_wait(policy, hold, arrival.prompt_tokens) =>
+                if may_wait(policy, hold, arrival.prompt_tokens) && !self.may_split(arrival) =>
             {
-                self.candidate_set.least_excess_ms(ahead)
+                self.set_for(arrival).least_excess_ms(ahead)
             }
             _ => f64::NEG_INFINITY,
         }
     }
 
-    fn is_open(&mut self, _: &Arrival, worker: WorkerId, ahead: &Ahead) -> bool {
-        self.candidate_set.is_open(worker, ahead)
+    fn is_open(&mut self, arrival: &Arrival, worker: WorkerId, ahead: &Ahead) -> bool {
+        self.set_for(arrival).is_open(worker, ahead)
     }
 
     fn quote(&mut self, arrival: &Arrival, ahead: &Ahead) -> Option<(Quote, Plan)> {
+        let crowds = if arrival.answering.is_some() { None } else { self.crowds(arrival) };
+        let mut candidates = self.set_for(arrival).candidates().to_vec();
         let run = &mut *self.run;
-        let mut candidates = self.candidate_set.candidates().to_vec();
         run.random = splitmix(run.random);
         let gateway = &mut run.gateways[self.gateway];
         let turn = Turn { counter: gateway.counter, random: run.random };
         gateway.counter += 1;
         let view = arrival.view(run.setup);
-        let FleetSetup { policy: contender, hold, .. } = *run.setup;
+        let FleetSetup { policy: contender, hold, legs, .. } = *run.setup;
         let Contender::Ours(policy) = contender else {
             let index =
                 contender.choose(&view, &mut candidates, &gateway.contexts(), &turn, &gateway.index)?;
@@ -125,28 +202,64 @@ impl WorkerChooser<Arrival> for Clerk<'_, '_> {
             let quote =
                 Quote { worker, backlog_ms: f64::NEG_INFINITY, own_ms: 0.0, weighed: candidates.len() };
             let uncached_tokens = view.prompt_tokens - view.matched_tokens(matched_blocks);
-            return Some((quote, Plan { index, uncached_tokens, candidates: Vec::new() }));
+            let plan = Plan { index, uncached_tokens, candidates: Vec::new(), splits: false, pulls: None };
+            return Some((quote, plan));
         };
-        let pick = consider(
-            policy,
-            &PromptViews::of(&[view], &[]),
-            &mut candidates,
-            ahead,
-            (Duration::from_nanos(self.at), &turn),
-            &gateway.index,
-        )?;
-        let quote = quote(policy, hold, arrival.prompt_tokens, &candidates, &pick);
-        Some((quote, Plan { index: pick.index, uncached_tokens: pick.uncached_tokens, candidates }))
+        if let (Some(next), Some(sets)) = (crowds, &gateway.sets) {
+            sets.displace(&next, &mut candidates);
+        }
+        let (views, step) = ([view], (Duration::from_nanos(self.at), &turn));
+        let (seen, transfer) =
+            (PromptViews::of(&views, &[]), |_: &_, _: &_| legs.pulls.then_some(legs.transfer));
+        let pick = consider_peers(policy, &seen, &mut candidates, ahead, step, (&gateway.index, transfer))?;
+        let split = if self.may_split(arrival) {
+            self.split(&view, (&pick, &candidates), (ahead, &turn), policy)
+        } else {
+            None
+        };
+        let (splits, pick) = (split.is_some(), split.unwrap_or(pick));
+        let quote = quote(policy, hold && !splits, arrival.prompt_tokens, &candidates, &pick);
+        let chosen = &candidates[pick.index];
+        let pulls = chosen.source.filter(|source| source.is_peer).map(|source| source.worker);
+        let Pick { index, uncached_tokens, .. } = pick;
+        Some((quote, Plan { index, splits, pulls, uncached_tokens, candidates }))
     }
 
-    fn begin(&mut self, arrival: Arrival, plan: Option<Plan>) {
+    fn begin(&mut self, mut arrival: Arrival, plan: Option<Plan>) {
         // There is at least one worker, so there is a plan.
-        let Some(Plan { index, uncached_tokens, candidates }) = plan else { return };
+        let Some(Plan { index, splits, pulls, uncached_tokens, candidates }) = plan else { return };
+        let is_first_leg = arrival.answering.is_some();
+        let worker = index + if is_first_leg { 0 } else { self.run.setup.legs.prefill };
         let view = arrival.view(self.run.setup);
-        let known = &mut self.run.gateways[self.gateway].index;
-        known.used(Duration::from_nanos(self.at), &view, &candidates, uncached_tokens);
-        let placement = known.place(WorkerId(index as u32), view.chain);
-        self.run.send(self.at, (self.gateway, index), arrival, placement, uncached_tokens);
-        self.candidate_set.update(index, self.run.gateways[self.gateway].load(index, self.at));
+        let gateway = &mut self.run.gateways[self.gateway];
+        gateway.index.used(Duration::from_nanos(self.at), &view, &candidates, uncached_tokens);
+        let placement = gateway.place(self.at, worker, view.chain);
+        if !is_first_leg {
+            self.session_goes_on(&arrival, index, uncached_tokens);
+        }
+        if splits {
+            self.run.gateways[self.gateway].sent_handed(worker, self.at, arrival.prompt_tokens);
+            arrival.answering = Some(Answering { worker, placement, uncached: uncached_tokens });
+            self.run.first_legs.push((self.at, self.gateway, arrival));
+        } else if let Some(from) = pulls {
+            let pair = (from.0 as usize, worker);
+            self.run.pull(self.at, self.gateway, pair, arrival, placement, uncached_tokens);
+        } else {
+            self.run.send(self.at, (self.gateway, worker), arrival, placement, uncached_tokens);
+        }
+        let load = self.run.gateways[self.gateway].load(worker, self.at);
+        if is_first_leg {
+            self.prefill_set.update(index, load);
+        } else {
+            self.candidate_set.update(index, load);
+        }
+    }
+
+    fn paused_until(&mut self, arrival: &Arrival, _: Duration) -> Option<Duration> {
+        if arrival.answering.is_some() { None } else { self.session_waits_until(arrival) }
+    }
+
+    fn tokens(&self, plan: &Plan) -> Option<f64> {
+        plan.splits.then_some(0.0)
     }
 }

@@ -46,6 +46,8 @@ fn write(report: &SweepReport, about: &str, out: &mut String) -> std::fmt::Resul
         "E2E p99",
         "goodput",
         "cached",
+        "possible",
+        "session p50",
         "",
     ];
     page::table(&heads, report.points.iter().map(cells), out)?;
@@ -85,10 +87,12 @@ fn lengths(point: &Point) -> String {
 
 fn plots(groups: &[(String, Vec<&Point>)]) -> Vec<(&'static str, Plot)> {
     type Value = fn(&Point) -> Option<f64>;
-    let unit = if groups.iter().any(|(_, list)| list.iter().any(|p| p.concurrency.is_some())) {
-        "requests under way"
-    } else {
-        "requests/s offered"
+    let any = |of: fn(&Point) -> bool| groups.iter().any(|(_, list)| list.iter().any(|point| of(point)));
+    let unit = match (any(|p| p.completion.is_some()), any(|p| p.concurrency.is_some())) {
+        (true, true) => "sessions under way",
+        (true, false) => "sessions/s offered",
+        (false, true) => "requests under way",
+        (false, false) => "requests/s offered",
     };
     let plot = |title: &'static str, x: &str, of_x: Value, y: &str, scale: AxisScale, of_y: Value| {
         let line = |(name, list): &(String, Vec<&Point>)| Line {
@@ -104,6 +108,13 @@ fn plots(groups: &[(String, Vec<&Point>)]) -> Vec<(&'static str, Plot)> {
     let tail = |p: &Point| Some(p.ttft?.p99);
     let tpot = |p: &Point| Some(p.tpot?.p50);
     vec![
+        plot("Generated tokens a second", unit, load, "tokens/s", AxisScale::Linear, |p| {
+            Some(p.output_tokens_per_s)
+        }),
+        ("Prompt tokens from caches", hits(groups, unit)),
+        plot("Sessions from first turn to last answer, median", unit, load, "ms", AxisScale::Log, |p| {
+            Some(p.completion?.p50)
+        }),
         plot("Time to first token, median", unit, load, "ms", AxisScale::Log, ttft),
         plot("Time to first token, 99th percentile", unit, load, "ms", AxisScale::Log, tail),
         plot("Time per output token, median", unit, load, "ms", AxisScale::Linear, tpot),
@@ -120,6 +131,21 @@ fn plots(groups: &[(String, Vec<&Point>)]) -> Vec<(&'static str, Plot)> {
             Some(p.goodput? * 100.0)
         }),
     ]
+}
+
+/// What caches gave at each load; of equal lengths also what they could have given.
+fn hits(groups: &[(String, Vec<&Point>)], unit: &str) -> Plot {
+    let line = |name: &str, list: &[&Point], of: fn(&Point) -> Option<f64>| Line {
+        name: name.into(),
+        points: list.iter().filter_map(|point| Some((load(point)?, of(point)? * 100.0))).collect(),
+        dots: false,
+    };
+    let lines = match groups {
+        [(_, list)] => vec![line("cached", list, |p| p.cached), line("possible", list, |p| p.possible)],
+        _ => groups.iter().map(|(name, list)| line(name, list, |p| p.cached)).collect(),
+    };
+    let axis = |label: &str| Axis { label: label.into(), scale: AxisScale::Linear };
+    Plot { title: "Prompt tokens from caches".into(), x: axis(unit), y: axis("%"), lines }
 }
 
 fn cells(point: &Point) -> Vec<String> {
@@ -142,6 +168,8 @@ fn cells(point: &Point) -> Vec<String> {
         ms(point.e2e, |s| s.p99),
         point.goodput.map_or_else(|| "-".into(), |share| format!("{:.1} %", share * 100.0)),
         point.cached.map_or_else(|| "-".into(), |share| format!("{:.1} %", share * 100.0)),
+        point.possible.map_or_else(|| "-".into(), |share| format!("{:.1} %", share * 100.0)),
+        ms(point.completion, |s| s.p50),
         point.remark().trim().into(),
     ]
 }
@@ -151,11 +179,11 @@ mod tests {
     use super::*;
     use crate::report::Status;
 
-    #[test]
-    fn a_line_for_each_length_and_a_row_for_each_run() {
-        let summary =
-            Summary { n: 9, mean: 5.0, std: 1.0, p50: 4.0, p90: 9.0, p95: 9.5, p99: 10.0, max: 11.0 };
-        let point = |number: usize, rate: f64, isl: &str| Point {
+    const SUMMARY: Summary =
+        Summary { n: 9, mean: 5.0, std: 1.0, p50: 4.0, p90: 9.0, p95: 9.5, p99: 10.0, max: 11.0 };
+
+    fn point(number: usize, rate: f64, isl: &str) -> Point {
+        Point {
             number,
             rate: Some(rate),
             concurrency: None,
@@ -166,18 +194,43 @@ mod tests {
             failed: 0,
             requests_per_s: rate,
             output_tokens_per_s: rate * 8.0,
-            ttft: Some(summary),
-            tpot: Some(summary),
-            e2e: Some(summary),
+            ttft: Some(SUMMARY),
+            tpot: Some(SUMMARY),
+            e2e: Some(SUMMARY),
             goodput: None,
             cached: Some(0.25),
-            possible: None,
-        };
+            possible: Some(0.5),
+            completion: None,
+        }
+    }
+
+    #[test]
+    fn a_line_for_each_length_and_a_row_for_each_run() {
         let points = vec![point(1, 2.0, "64"), point(2, 1.0, "64"), point(3, 1.0, "<b>")];
         let page = render(&SweepReport { format: String::new(), points }, "a & b");
         assert!(page.contains("a &amp; b") && page.contains("&lt;b&gt;/8") && !page.contains("<script"));
-        // No objective, no plot of it.
-        assert_eq!((page.matches("<svg").count(), page.matches("<tr>").count()), (5, 4));
-        assert_eq!(page.matches("class=\"line c1\"").count(), 5);
+        // No objective and no sessions, no plots of them.
+        assert_eq!((page.matches("<svg").count(), page.matches("<tr>").count()), (7, 4));
+        assert_eq!(page.matches("class=\"line c1\"").count(), 7);
+    }
+
+    #[test]
+    fn a_cliff_shows_beside_what_caches_could_have_given() {
+        let of = |number: usize, concurrency: u32, cached: f64| Point {
+            concurrency: Some(concurrency),
+            rate: None,
+            cached: Some(cached),
+            ..point(number, 1.0, "all")
+        };
+        let point = |number, concurrency, cached| Point {
+            completion: Some(SUMMARY),
+            ..of(number, concurrency, cached)
+        };
+        let points = vec![point(1, 14, 0.9), point(2, 29, 0.88), point(3, 58, 0.2)];
+        let page = render(&SweepReport { format: String::new(), points }, "agents");
+        assert_eq!(page.matches("<svg").count(), 8);
+        assert!(page.contains("sessions under way") && page.contains("possible"));
+        // Only the plot of hits has a second line.
+        assert_eq!(page.matches("class=\"line c2\"").count(), 1);
     }
 }

@@ -5,21 +5,34 @@
 //! A session's times count from its own start, and nothing says when it began: the sessions begin evenly over
 //! the mean session's length, after which as many end as begin. Ids are a session's own unless
 //! `hash_id_scope` is `global`.
+//!
+//! Requests of one list follow each other. A sub-agent starts after the answer in front of it; the list's
+//! next request that was sent after its end waits for it. What passed between is told by `think_time`, else
+//! by the gap to the answer's end (`api_time`), else by the gap to its start.
 
 use std::{
     fs,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use serde::Deserialize;
 
-use super::{Row, Trace, TraceError, checked};
+use super::{
+    Row, Trace, TraceError,
+    agents::AgentsError,
+    checked,
+    sessions::{Agent, SessionTurns, together},
+};
 use crate::{limits, random::splitmix};
 
 /// Tokens of a block where the session does not say.
 const BLOCK_TOKENS: u32 = 64;
 
-/// What is wrong with sessions of WEKA's.
+/// The latest time that is believed, in seconds: 30 years.
+const SECONDS_MAX: f64 = 1e9;
+
+/// What is wrong with a file of sessions.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     /// It is no JSON, or lacks a field of a session.
@@ -28,6 +41,9 @@ pub enum SessionError {
     /// The sessions of one trace have blocks of several sizes.
     #[error("its sessions differ in block_size: keep those of one size")]
     BlockSizes,
+    /// It is not one of Keyway's own format.
+    #[error(transparent)]
+    Agents(#[from] AgentsError),
     /// The file is larger than what is read.
     #[error("larger than {most} bytes: cut it", most = limits::TEXT_FILE_BYTES_MAX)]
     TooLarge,
@@ -53,6 +69,12 @@ struct Entry {
     out: u32,
     #[serde(default)]
     hash_ids: Vec<u64>,
+    /// Seconds from sending to the answer's end.
+    api_time: Option<f64>,
+    /// Seconds from the answer in front to this request.
+    think_time: Option<f64>,
+    /// Of a sub-agent: from its start to its end.
+    duration_ms: Option<f64>,
     #[serde(default)]
     requests: Vec<Entry>,
 }
@@ -63,19 +85,12 @@ fn default_block() -> u32 {
 
 /// Whether `path` is a folder, or a file that begins as a session does.
 pub(crate) fn is_weka(path: &Path) -> bool {
-    let head = || -> std::io::Result<Vec<u8>> {
-        use std::io::Read as _;
-        let mut head = Vec::new();
-        fs::File::open(path)?.take(4096).read_to_end(&mut head)?;
-        Ok(head)
-    };
-    let is_session = |head: &[u8]| {
-        let chunk = head.utf8_chunks().next();
-        let text = chunk.as_ref().map_or("", std::str::Utf8Chunk::valid).trim_start();
+    let is_session = |text: &str| {
+        let text = text.trim_start();
         let first = &text[..text.find("\"hash_ids\"").unwrap_or(text.len())];
         text.starts_with('{') && first.contains("\"requests\"")
     };
-    path.is_dir() || head().is_ok_and(|head| is_session(&head))
+    path.is_dir() || is_session(&super::beginning(path))
 }
 
 /// Reads the sessions of `path`.
@@ -89,24 +104,20 @@ pub(crate) fn load(path: &Path) -> Result<Trace, TraceError> {
     if sessions.iter().any(|session| session.block_size != block_tokens) {
         return Err(TraceError::Session { path: path.into(), line: 1, source: SessionError::BlockSizes });
     }
-    let mut rows: Vec<Vec<Row>> =
-        sessions.iter().enumerate().map(|(i, session)| flatten(i, session)).collect();
-    let lengths_ms = rows.iter().map(|rows| rows.iter().map(|row| row.timestamp_ms).max().unwrap_or(0));
-    let mean_ms = lengths_ms.sum::<u64>() / rows.len() as u64;
-    let count = rows.len() as u64;
-    for (i, rows) in rows.iter_mut().enumerate() {
-        for row in rows {
-            row.timestamp_ms += mean_ms * i as u64 / count;
-        }
+    let mut turns: Vec<SessionTurns> =
+        sessions.iter().enumerate().map(|(i, session)| flat(i, session)).collect();
+    let count = turns.len() as u64;
+    let mean_ms = turns.iter().map(SessionTurns::last_ms).sum::<u64>() / count;
+    for (i, turns) in turns.iter_mut().enumerate() {
+        turns.delay(mean_ms * i as u64 / count);
     }
-    let mut rows: Vec<Row> = rows.into_iter().flatten().collect();
-    rows.sort_by_key(|row| row.timestamp_ms);
+    let (rows, links) = together(turns);
     if rows.is_empty() {
         return Err(TraceError::Empty(path.into()));
     }
     let rows = rows.into_iter().map(|row| checked(row, block_tokens, 0)).collect::<Result<_, _>>();
     let rows = rows.map_err(|source| TraceError::Line { path: path.into(), line: 1, source })?;
-    Ok(Trace { rows, block_tokens })
+    Ok(Trace { rows, block_tokens, links: Some(links) })
 }
 
 fn files(path: &Path) -> Result<Vec<PathBuf>, TraceError> {
@@ -136,37 +147,100 @@ fn read(path: &Path) -> Result<Vec<Session>, TraceError> {
 }
 
 /// The requests of a session and of its sub-agents.
-fn flatten(number: usize, session: &Session) -> Vec<Row> {
+fn flat(number: usize, session: &Session) -> SessionTurns {
     let own = |id: u64| match session.hash_id_scope.as_str() {
         // Below the marks of the other kinds of ids.
         "global" => id & (u64::MAX >> 4),
         _ => splitmix(splitmix(number as u64) ^ id) >> 4,
     };
-    let mut rows = Vec::new();
-    add(&session.requests, 0.0, &own, &mut rows);
-    rows
+    let mut walk = Walk { turns: SessionTurns::default(), agents: 1, own: &own };
+    walk.add(&session.requests, 0, Agent::FIRST, None);
+    walk.turns
 }
 
-fn add(entries: &[Entry], since_s: f64, own: &impl Fn(u64) -> u64, rows: &mut Vec<Row>) {
-    for entry in entries {
-        let at_s = since_s + entry.t.max(0.0);
-        if let Some(input_tokens) = entry.input {
-            rows.push(Row {
-                timestamp_ms: (at_s * 1e3).round() as u64,
-                input_tokens,
-                output_tokens: entry.out,
-                blocks: entry.hash_ids.iter().map(|&id| own(id)).collect(),
-            });
+/// A turn whose answer others may go on from, and when it ended in the recording.
+#[derive(Debug, Clone, Copy)]
+struct Ended {
+    turn: u32,
+    at_ms: u64,
+}
+
+/// A walk through a session's lists.
+struct Walk<'a> {
+    turns: SessionTurns,
+    /// Agents found so far.
+    agents: u32,
+    own: &'a dyn Fn(u64) -> u64,
+}
+
+impl Walk<'_> {
+    /// Adds the list of `agent`, whose times count from `since_ms` and which `start` has started. Gives the
+    /// turns that it ended with: its last one, and those of sub-agents that it did not wait for.
+    fn add(&mut self, entries: &[Entry], since_ms: u64, agent: Agent, start: Option<Ended>) -> Vec<Ended> {
+        let (mut last, mut running) = (None, Vec::<Ended>::new());
+        for entry in entries {
+            let at_ms = since_ms + milliseconds(entry.t);
+            if let Some(input_tokens) = entry.input {
+                let (joined, left) = running.into_iter().partition(|ended| ended.at_ms <= at_ms);
+                running = left;
+                last = Some(self.turn(entry, (at_ms, input_tokens), agent, before(last.or(start), joined)));
+            }
+            // Some write a sub-agent's times from its own start, some from the session's.
+            let is_relative = entry.requests.first().is_some_and(|first| first.t < entry.t);
+            if !entry.requests.is_empty() {
+                let sub_agent = Agent { number: self.agents, parent: Some(agent.number) };
+                self.agents += 1;
+                let since_ms = if is_relative { at_ms } else { since_ms };
+                let mut ended = self.add(&entry.requests, since_ms, sub_agent, last.or(start));
+                if let (Some(ms), Some(last)) = (entry.duration_ms, ended.last_mut()) {
+                    last.at_ms = last.at_ms.max(at_ms + milliseconds(ms / 1e3));
+                }
+                running.append(&mut ended);
+            }
         }
-        // Some write a sub-agent's times from its own start, some from the session's.
-        let is_relative = entry.requests.first().is_some_and(|first| first.t < entry.t);
-        add(&entry.requests, if is_relative { at_s } else { since_s }, own, rows);
+        running.extend(last);
+        running
     }
+
+    fn turn(
+        &mut self,
+        entry: &Entry,
+        (at_ms, input_tokens): (u64, u32),
+        agent: Agent,
+        before: Vec<Ended>,
+    ) -> Ended {
+        let row = Row {
+            timestamp_ms: at_ms,
+            input_tokens,
+            output_tokens: entry.out,
+            blocks: entry.hash_ids.iter().map(|&id| (self.own)(id)).collect(),
+        };
+        let ended_ms = before.iter().map(|ended| ended.at_ms).max().unwrap_or(0);
+        let wait_ms = match entry.think_time {
+            Some(seconds) if before.len() == 1 => milliseconds(seconds),
+            _ => at_ms.saturating_sub(ended_ms),
+        };
+        let after = before.iter().map(|ended| ended.turn).collect();
+        let turn = self.turns.push(agent, row, after, Duration::from_millis(wait_ms));
+        Ended { turn, at_ms: at_ms + milliseconds(entry.api_time.unwrap_or(0.0)) }
+    }
+}
+
+/// What a turn goes on from: the answer in front of it, and the sub-agents that it waits for.
+fn before(answer: Option<Ended>, joined: Vec<Ended>) -> Vec<Ended> {
+    answer.into_iter().chain(joined).collect()
+}
+
+fn milliseconds(seconds: f64) -> u64 {
+    (seconds.clamp(0.0, SECONDS_MAX) * 1e3).round() as u64
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::trace::sessions::tests::assert_links_hold;
 
     const SESSION: &str = r#"{"id": "a", "block_size": 64, "hash_id_scope": "local", "requests": [
         {"t": 0.0, "type": "s", "in": 128, "out": 9, "hash_ids": [1, 2]},
@@ -185,6 +259,69 @@ mod tests {
         assert_eq!(trace.block_tokens, 64);
         assert_eq!(trace.rows[0].blocks[..], trace.rows[3].blocks[..2]);
         assert_ne!(trace.rows[0].blocks, trace.rows[1].blocks);
+    }
+
+    /// Each turn's agent, turn, what it goes on from, and its wait in milliseconds.
+    fn links(requests: &str) -> Vec<(u32, u32, Vec<u32>, u128)> {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a.json");
+        fs::write(&file, format!(r#"{{"block_size": 64, "hash_ids": [], "requests": [{requests}]}}"#))
+            .unwrap();
+        let trace = load(&file).unwrap();
+        let links = trace.links.unwrap();
+        assert_links_hold(&trace.rows, &links);
+        links.iter().map(|link| (link.agent, link.turn, link.after.to_vec(), link.wait.as_millis())).collect()
+    }
+
+    #[test]
+    fn a_request_goes_on_from_the_one_before_it_and_from_sub_agents_that_had_ended() {
+        let plain = r#"{"t": 0.5, "in": 9}, {"t": 2, "in": 9}, {"t": 7, "in": 9, "think_time": 1}"#;
+        assert_eq!(links(plain), [(0, 0, vec![], 500), (0, 1, vec![0], 1500), (0, 2, vec![1], 1000)]);
+        let told =
+            r#"{"t": 0, "in": 9, "api_time": 1.5}, {"t": 2, "in": 9, "api_time": 9}, {"t": 7, "in": 9}"#;
+        assert_eq!(links(told), [(0, 0, vec![], 0), (0, 1, vec![0], 500), (0, 2, vec![1], 0)]);
+        // The first sub-agent ended before the second request, the second's own sub-agent after it.
+        let agents = r#"{"t": 0, "in": 9, "api_time": 1},
+            {"t": 1, "requests": [{"t": 2, "in": 9, "api_time": 1}, {"t": 4, "in": 9, "api_time": 1}]},
+            {"t": 1, "duration_ms": 7000, "requests": [{"t": 3, "in": 9}]},
+            {"t": 7, "in": 9, "api_time": 1, "think_time": 1},
+            {"t": 9, "in": 9}"#;
+        let want = [
+            (0, 0, vec![], 0),
+            (1, 0, vec![0], 1000),
+            (2, 0, vec![0], 2000),
+            (1, 1, vec![1], 1000),
+            (0, 1, vec![0, 3], 2000),
+            (0, 2, vec![4, 2], 1000),
+        ];
+        assert_eq!(links(agents), want);
+    }
+
+    #[test]
+    fn lists_that_begin_with_a_sub_agent_or_go_back_in_time_have_links_too() {
+        let odd = r#"{"t": 3, "requests": [{"t": 0, "requests": [{"t": 0, "in": 9}]}, {"t": 1, "in": 9}]},
+            {"t": 1, "in": 9}, {"t": 0, "in": 9}, {"t": 1e300, "in": 9}, {"t": 5, "requests": [{"t": -4, "in": 9}]}"#;
+        assert_eq!(links(odd).len(), 6);
+    }
+
+    proptest! {
+        #[test]
+        fn links_hold_whatever_a_session_says(
+            entries in prop::collection::vec((0u32..9, 0u32..4, prop::option::of(0u32..4), 0usize..4), 1..20),
+        ) {
+            // An entry takes in as many of those behind it as it has sub-agents' requests.
+            let mut text = Vec::<String>::new();
+            for (t, api, think, taken) in entries.into_iter().rev() {
+                let inner = text.split_off(text.len().saturating_sub(taken));
+                let think = think.map_or_else(String::new, |s| format!(r#", "think_time": {s}"#));
+                text.push(if inner.is_empty() {
+                    format!(r#"{{"t": {t}, "in": 9, "api_time": {api}{think}}}"#)
+                } else {
+                    format!(r#"{{"t": {t}, "requests": [{}]}}"#, inner.join(","))
+                });
+            }
+            links(&text.join(","));
+        }
     }
 
     #[test]

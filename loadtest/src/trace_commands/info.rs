@@ -1,7 +1,10 @@
 //! `keyway-loadtest trace info`: what a slice of a trace holds and what caches of several sizes could reuse
 //! of it, so that people and scripts can size a test. Sends nothing.
 
-use std::{collections::HashMap, fmt::Write as _};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt::Write as _,
+};
 
 use serde::Serialize;
 
@@ -9,7 +12,7 @@ use crate::{
     oracle::Oracle,
     schedule::Due,
     sums::{Sums, sums},
-    trace::{Row, Trace},
+    trace::{Row, Trace, links::Link},
     units::Span,
     workload::{self, scale::Scale},
 };
@@ -39,6 +42,10 @@ pub struct Info {
     pub possible: f64,
     /// The same for one LRU cache of each size.
     pub pooled_lru: Vec<Pooled>,
+    /// Sessions that have a turn in the slice; none of a trace that does not say what follows what.
+    pub sessions: Option<usize>,
+    /// Their agents, sub-agents among them.
+    pub agents: Option<usize>,
     /// Blocks whose id the trace left out.
     pub blocks_without_id: u64,
     /// Blocks whose id stood behind another prefix before: 0 if ids are prefix hashes, as they should be.
@@ -60,7 +67,10 @@ impl Info {
         let range = trace.slice(span);
         let rows = &trace.rows[range.clone()];
         let (first, last) = (rows.first()?, rows.last()?);
-        let schedule: Vec<_> = range.map(|row| Due { intended_ns: 0, row }).collect();
+        let links = trace.links.as_ref().map(|links| &links[range.clone()]);
+        let different =
+            |of: fn(&Link) -> (u32, u32)| Some(links?.iter().map(of).collect::<HashSet<_>>().len());
+        let schedule: Vec<_> = range.clone().map(|row| Due { intended_ns: 0, row }).collect();
         let asks = || schedule.iter().map(|due| workload::trace_ask(trace, scale, due.row));
         let sums = sums(trace, &schedule, scale);
         let reuse = |blocks: Option<usize>| {
@@ -84,6 +94,8 @@ impl Info {
             pooled_lru: POOLED_PERCENT
                 .map(|percent| Pooled { blocks: pooled(percent), reused: reuse(Some(pooled(percent))) })
                 .into(),
+            sessions: different(|link| (link.session, 0)),
+            agents: different(|link| (link.session, link.agent)),
             blocks_without_id: rows.iter().map(|row| missing(row) as u64).sum(),
             prefix_violations: prefix_violations(rows),
         })
@@ -101,6 +113,10 @@ impl Info {
         let n = self.requests as f64;
         writeln!(out, "requests          {} from {} s to {} s", self.requests, self.first_s, self.last_s)?;
         writeln!(out, "timestamps        {} distinct", self.distinct_timestamps)?;
+        if let (Some(sessions), Some(agents)) = (self.sessions, self.agents) {
+            let turns = n / sessions as f64;
+            writeln!(out, "sessions          {sessions} with {agents} agents, mean {turns:.1} turns")?;
+        }
         writeln!(
             out,
             "prompt tokens     {prompt_tokens}, mean {:.1}, max {}",
@@ -176,6 +192,8 @@ mod tests {
         assert_eq!((info.sums.prompt_tokens, info.sums.output_tokens), (11_019_809, 277_336));
         assert_eq!(info.possible, 2_113_443.0 / 11_019_809.0);
         assert_eq!((info.blocks_without_id, info.prefix_violations), (0, 0));
+        // Of these minutes' prompts 115 go on from another one.
+        assert_eq!((info.sessions, info.agents), (Some(798 - 115), Some(798 - 115)));
         assert!(info.pooled_lru.is_sorted_by(|small, large| small.reused <= large.reused));
     }
 

@@ -54,7 +54,7 @@ mod tests {
 
     fn ask(ids: &[u64]) -> Ask {
         let blocks = ids.iter().map(|&id| Block { id, tokens: 16 }).collect();
-        Ask { blocks, output_tokens: 1, said: None }
+        Ask { blocks, output_tokens: 1, said: None, begins_history: false }
     }
 
     fn by(prefix: f64, prompt: f64, copies: u32) -> Multipliers {

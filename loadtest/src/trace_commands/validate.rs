@@ -5,7 +5,7 @@ use std::{collections::HashSet, fmt::Write as _, path::Path};
 
 use serde::Serialize;
 
-use crate::trace::{Lines, Row, Trace, TraceError, checked, formats::TraceFormat, weka};
+use crate::trace::{Lines, Row, Trace, TraceError, agents, checked, formats::TraceFormat, weka};
 
 /// Mistakes shown; the rest is counted.
 const SHOWN_MAX: usize = 20;
@@ -38,7 +38,11 @@ pub fn validate(path: &Path) -> Result<Findings, TraceError> {
     let mut findings = Findings::default();
     let (rows, block_tokens) = if weka::is_weka(path) {
         findings.format = "weka".into();
-        let Trace { rows, block_tokens } = weka::load(path)?;
+        let Trace { rows, block_tokens, .. } = weka::load(path)?;
+        (rows, block_tokens)
+    } else if agents::is_agents(path) {
+        findings.format = "agents".into();
+        let Trace { rows, block_tokens, .. } = agents::load(path)?;
         (rows, block_tokens)
     } else {
         lines(path, &mut findings)?

@@ -141,6 +141,10 @@ impl Bodies {
 
     /// The body of `ask`. Of a conversation, `history` comes before it and then holds it too.
     pub fn make(&self, ask: &Ask, history: Option<&mut History>) -> Vec<u8> {
+        let mut history = history;
+        if let (Some(history), true) = (&mut history, ask.begins_history) {
+            **history = History::default();
+        }
         let said = history.as_ref().map_or(0, |history| history.json.len());
         let prompt_bytes = said + (ask.prompt_tokens() as f64 * self.bytes_per_token) as usize;
         let mut body = Vec::with_capacity(self.head.len() + prompt_bytes + self.tail.len() + 64);
@@ -200,7 +204,7 @@ mod tests {
 
     fn ask(ids: [u64; 3]) -> Ask {
         let blocks = ids.into_iter().zip([16, 16, 9]).map(|(id, tokens)| Block { id, tokens }).collect();
-        Ask { blocks, output_tokens: 10, said: None }
+        Ask { blocks, output_tokens: 10, said: None, begins_history: false }
     }
 
     #[test]

@@ -92,7 +92,9 @@ impl Conversations {
 impl History {
     /// Adds the server's answer to request `row`.
     pub fn add_reply(&mut self, row: usize, reply: &Reply) {
-        let text = serde_json::Value::from(reply.text.as_str()).to_string();
+        // Some APIs refuse a message without text.
+        let said = if reply.text.is_empty() { "." } else { &reply.text };
+        let text = serde_json::Value::from(said).to_string();
         self.json.extend_from_slice(br#"{"role":"assistant","content":"#);
         self.json.extend_from_slice(text.as_bytes());
         self.json.extend_from_slice(b"},");

@@ -78,7 +78,7 @@ impl Synthetic {
         }
         append(self.input.draw(&mut draw(Purpose::PromptLength)), id, &mut blocks);
         let output_tokens = self.output.draw(&mut draw(Purpose::OutputLength)).into();
-        Ask { blocks, output_tokens, said: None }
+        Ask { blocks, output_tokens, said: None, begins_history: false }
     }
 }
 

@@ -63,6 +63,8 @@ pub(crate) struct FakeServer {
     pub(crate) bodies: Arc<Mutex<Vec<Value>>>,
     /// Their `x-session-id`.
     pub(crate) sessions: Arc<Mutex<Vec<Option<String>>>>,
+    /// Their `x-parent-session-id`.
+    pub(crate) parents: Arc<Mutex<Vec<Option<String>>>>,
     /// `Authorization` of all requests.
     pub(crate) keys: Arc<Mutex<HashSet<String>>>,
     /// One message for each streamed request.
@@ -75,6 +77,7 @@ struct State {
     choose: Choose,
     bodies: Arc<Mutex<Vec<Value>>>,
     sessions: Arc<Mutex<Vec<Option<String>>>>,
+    parents: Arc<Mutex<Vec<Option<String>>>>,
     keys: Arc<Mutex<HashSet<String>>>,
     cache: Arc<Mutex<HashSet<Vec<u8>>>>,
     arrived: std::sync::mpsc::Sender<()>,
@@ -87,12 +90,14 @@ impl FakeServer {
         let runtime = Runtime::new().unwrap();
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
         let addr = listener.local_addr().unwrap();
-        let (bodies, sessions, keys) = (Arc::default(), Arc::default(), Arc::default());
+        let (bodies, keys) = (Arc::default(), Arc::default());
+        let (sessions, parents) = (Arc::default(), Arc::default());
         let (arrived, arrivals) = std::sync::mpsc::channel();
         let state = State {
             choose,
             bodies: Arc::clone(&bodies),
             sessions: Arc::clone(&sessions),
+            parents: Arc::clone(&parents),
             keys: Arc::clone(&keys),
             cache: Arc::default(),
             arrived,
@@ -108,7 +113,7 @@ impl FakeServer {
                 );
             }
         });
-        Self { addr, bodies, sessions, keys, arrivals, _runtime: runtime }
+        Self { addr, bodies, sessions, parents, keys, arrivals, _runtime: runtime }
     }
 
     pub(crate) fn url(&self) -> String {
@@ -126,7 +131,8 @@ async fn answer(state: State, request: Request<Incoming>) -> Result<Answer, Infa
             &json!({"object": "list", "data": [{"id": "fake", "object": "model"}]}),
         ));
     }
-    let session = request.headers().get("x-session-id").map(|id| id.to_str().unwrap().to_owned());
+    let named = |name: &str| request.headers().get(name).map(|id| id.to_str().unwrap().to_owned());
+    let (session, parent) = (named("x-session-id"), named("x-parent-session-id"));
     let chat = request.uri().path() != "/v1/completions";
     let is_input = request.uri().path() == "/v1/responses";
     let body = request.into_body().collect().await.unwrap().to_bytes();
@@ -144,6 +150,7 @@ async fn answer(state: State, request: Request<Incoming>) -> Result<Answer, Infa
         let mut bodies = state.bodies.lock().unwrap();
         bodies.push(body);
         state.sessions.lock().unwrap().push(session);
+        state.parents.lock().unwrap().push(parent);
         bodies.len() - 1
     };
     // A test that does not ask has dropped nothing; one that is over has.

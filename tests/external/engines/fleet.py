@@ -94,12 +94,14 @@ class Engine:
         self.port, self.events, self.replay = free_port(), free_port(), free_port()
         self.args, self.model, self.blocks, self.flags, self.block_tokens = args, model, blocks, flags, BLOCK_TOKENS
         self.log, self.process = scratch / f"engine-{nth}.log", None
+        # Beyond what every engine gets.
+        self.env = {}
 
     def start(self):
         events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{self.events}",
                   "replay_endpoint": f"tcp://*:{self.replay}", "topic": "kv-events"}
         env = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
-               "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_SERVER_DEV_MODE": "1"}
+               "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_SERVER_DEV_MODE": "1", **self.env}
         command = [self.args.vllm / "bin/python", "-m", "vllm.entrypoints.cli.main", "serve", self.model, "--served-model-name", MODEL,
                    "--host", "127.0.0.1", "--port", self.port, "--block-size", self.block_tokens, "--num-gpu-blocks-override", self.blocks,
                    "--max-model-len", 3072, "--max-num-batched-tokens", 1024, "--max-num-seqs", 32, "--enforce-eager", "--enable-prompt-tokens-details",

@@ -1,7 +1,8 @@
 """Writes a tiny model with random weights that vLLM serves on a CPU, or a LoRA adapter of one: its numbers mean nothing, its cache is a
 real one.
 
-full: every layer keeps all of a prompt (Qwen3). agent: the same, with a template that shows tools and their calls. varied: the same, with weights so large that its text differs from token to token.
+full: every layer keeps all of a prompt (Qwen3). deep: the same, so large that a prompt takes its time. agent: as full, with a template
+that shows tools and their calls. varied: as full, with weights so large that its text differs from token to token.
 window: of six layers five keep the last 128 tokens alone (Gemma 3), so that its cache has groups, of which the one that keeps all comes
 last. sees: pictures stand among the text (Qwen2-VL), a token for each 16 by 16 pixels where its makers' have 28 by 28, so that their
 price is nobody's guess. Run with the Python that has vLLM.
@@ -38,6 +39,8 @@ def config(kind):
               "tie_word_embeddings": True}
     if kind in ("full", "agent"):
         return transformers.Qwen3Config(num_hidden_layers=2, **common)
+    if kind == "deep":
+        return transformers.Qwen3Config(num_hidden_layers=12, **{**common, "hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8})
     if kind == "varied":
         return transformers.Qwen3Config(num_hidden_layers=2, initializer_range=0.3, **{**common, "tie_word_embeddings": False})
     layers = ["sliding_attention"] * 5 + ["full_attention"]
@@ -98,7 +101,7 @@ def write_adapter(folder):
 
 def main():
     parse = argparse.ArgumentParser(description=__doc__)
-    parse.add_argument("kind", choices=("full", "agent", "varied", "window", "sees", "adapter"))
+    parse.add_argument("kind", choices=("full", "deep", "agent", "varied", "window", "sees", "adapter"))
     parse.add_argument("folder", type=pathlib.Path)
     parse.add_argument("--seed", type=int, default=1)
     args = parse.parse_args()

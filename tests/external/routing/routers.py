@@ -26,6 +26,8 @@ SMG = {
 }
 KEYWAY = {
     "keyway-text": "prefix",
+    "keyway-text-x4": "prefix",
+    "keyway-text-x8": "prefix",
     "keyway-events": "prefix",
     "keyway-events-x4": "prefix",
     "keyway-events-x4-tokens": "prefix",
@@ -35,16 +37,22 @@ KEYWAY = {
 NAMES = [*KEYWAY, *SGLANG, *SMG, *VLLM]
 
 # How many of it there are at once, each request going to any one of them; else one.
-TOGETHER = {"keyway-events-x4": 4, "keyway-events-x4-tokens": 4, "keyway-events-x4-requests": 4}
+TOGETHER = {
+    "keyway-text-x4": 4,
+    "keyway-text-x8": 8,
+    "keyway-events-x4": 4,
+    "keyway-events-x4-tokens": 4,
+    "keyway-events-x4-requests": 4,
+}
 
 # Routers that are told of blocks by the workers.
-BY_EVENTS = {"keyway-events", *TOGETHER, "vllm-kv-aware"}
+BY_EVENTS = {"keyway-events", *(name for name in TOGETHER if "events" in name), "vllm-kv-aware"}
 
 # Routers that go by a session that the client names, and know nothing of prompts.
 BY_SESSION = {"vllm-consistent-hash"}
 
-# Those that tell each other what they have at each worker.
-PEERS = {"keyway-events-x4"}
+# Those that tell each other what they have at each worker, and without events what they have placed.
+PEERS = {"keyway-text-x4", "keyway-text-x8", "keyway-events-x4"}
 
 # Whose names the workers' gauges have: SGLang's count the prompt tokens that wait, vLLM's requests alone.
 GAUGES = {"keyway-events-x4-tokens": "sglang"}

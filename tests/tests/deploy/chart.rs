@@ -71,6 +71,7 @@ async fn what_it_installs_is_what_the_overlays_are() {
         ("demo", &["demo"][..]),
         ("gateway-api", &["demo", "gateway-api"]),
         ("vllm", &["vllm"]),
+        ("prefill-decode", &["prefill-decode"]),
         ("keyway-worker", &["keyway-worker"]),
     ] {
         let values = tempfile::NamedTempFile::new().unwrap();
@@ -120,6 +121,20 @@ async fn by_default_it_is_the_gateway_alone_with_the_rights_it_needs() {
 }
 
 #[tokio::test]
+async fn the_right_to_watch_pods_is_given_where_it_is_asked_for() {
+    let Some(python) = tools::python() else { return };
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), "rbac: { podRoles: true }").unwrap();
+    let objects = installed(&python, file.path()).await.unwrap();
+    let received = as_yaml(&objects);
+    let output = script(&python, "manifests.py", &[received.path()]);
+    assert!(output.status.success(), "{}", said(&output));
+    let role = objects.iter().find(|o| o["kind"] == "Role" && o["metadata"]["name"] == "keyway-pod-roles");
+    let watch = serde_json::json!([{ "apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"] }]);
+    assert_eq!(role.expect("a role of its own")["rules"], watch);
+}
+
+#[tokio::test]
 async fn values_that_make_no_sense_are_refused_with_their_key() {
     let Some(python) = tools::python() else { return };
     for (values, word) in [
@@ -127,6 +142,7 @@ async fn values_that_make_no_sense_are_refused_with_their_key() {
         ("replicas: 0", "replicas"),
         ("workers: { enabled: true }", "workers.image is needed"),
         ("autoscaling: { kind: vpa }", "kind"),
+        ("workers: { roles: [{ role: encode }] }", "role"),
         ("autoscaling: { kind: keda }", "autoscaling.model is needed"),
         ("httpRoute: { enabled: true }", "httpRoute.parentRefs is needed"),
         ("httpRoute: { parentRefs: [{ names: public }] }", "names"),

@@ -20,14 +20,17 @@ async fn a_real_client_reads_the_metric_s_value_and_is_told_when_somebody_waits(
         "[discovery]\nfile = {path:?}\ninterval_seconds = 0.05\n\
          [scale]\nmin = 0\nwait_seconds = 60.0\nscale_in_seconds = 0.1\nwindow_seconds = 0.5\n\
          external_listen = \"127.0.0.1:0\"\n\
-         [[scale.model]]\nname = \"{FAKE_MODEL}\"\n[[scale.model]]\nname = \"other\"\nmin = 3\n"
+         [[scale.model]]\nname = \"{FAKE_MODEL}\"\n[[scale.model]]\nname = \"other\"\nmin = 3\n\
+         [[scale.model]]\nname = \"split\"\nrole = \"prefill\"\nmin = 2\n\
+         [[scale.model]]\nname = \"split\"\nrole = \"decode\"\nmin = 4\n"
     );
     let gateway = Gateway::builder().config(&config).start().await;
     let address = gateway.process.announced("external scaler on ").await;
     let desired = async |model| gateway.metrics().await.sum("keyway_desired_workers", &[("model", model)]);
 
     let mut keda = Command::new(python);
-    keda.arg(workspace_root().join("tests/python/keda_client.py")).args([&address, FAKE_MODEL, "other"]);
+    keda.arg(workspace_root().join("tests/python/keda_client.py"))
+        .args([&address, FAKE_MODEL, "other", "split"]);
     let keda = Process::spawn("KEDA's client", &mut keda);
     keda.announced("follows").await;
     assert_eq!((desired(FAKE_MODEL).await, desired("other").await), (0.0, 3.0));

@@ -9,9 +9,9 @@ use keyway_tests::{Exchange, FakeWorker, Gateway, KubeApi, Protocol, eventually,
 use serde_json::{Value, json};
 
 /// A pod of a Service, and how its EndpointSlice shows it.
-struct Pod {
-    worker: FakeWorker,
-    uid: String,
+pub(super) struct Pod {
+    pub(super) worker: FakeWorker,
+    pub(super) uid: String,
     conditions: Value,
 }
 
@@ -47,7 +47,7 @@ impl Pod {
     }
 }
 
-async fn pods(n: usize) -> Vec<Pod> {
+pub(super) async fn pods(n: usize) -> Vec<Pod> {
     let mut pods = Vec::new();
     for i in 0..n {
         pods.push(Pod::next_to(&pods, &format!("u{i}")).await);
@@ -69,11 +69,11 @@ fn slice<'a>(service: &str, labels: &Value, pods: impl IntoIterator<Item = &'a P
         "ports": port.into_iter().collect::<Vec<_>>(), "endpoints": endpoints })
 }
 
-fn workers<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> Value {
+pub(super) fn workers<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> Value {
     slice("workers", &json!({}), pods)
 }
 
-async fn gateway(api: &KubeApi, fleets: &str) -> Gateway {
+pub(super) async fn gateway(api: &KubeApi, fleets: &str) -> Gateway {
     let kubeconfig = api.kubeconfig().display().to_string();
     let config = format!("[discovery]\nkubeconfig = {kubeconfig:?}\n{fleets}");
     Gateway::builder().config(&config).start().await
@@ -82,7 +82,7 @@ async fn gateway(api: &KubeApi, fleets: &str) -> Gateway {
 const WORKERS: &str = "[[discovery.kubernetes]]\nservice = \"workers\"\n";
 
 /// One field of a worker's row in `/workers`; null if it is not there.
-async fn row(gateway: &Gateway, pod: &Pod, field: &str) -> Value {
+pub(super) async fn row(gateway: &Gateway, pod: &Pod, field: &str) -> Value {
     let rows = gateway.workers().await;
     let row = rows.as_array().unwrap().iter().find(|row| row["worker"] == pod.name());
     row.map_or(Value::Null, |row| row[field].clone())

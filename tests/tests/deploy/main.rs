@@ -17,5 +17,6 @@ mod kubernetes;
 mod manifests;
 mod notices;
 mod page;
+mod pod_roles;
 mod prometheus;
 mod release;

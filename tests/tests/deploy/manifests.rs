@@ -8,7 +8,8 @@ use std::process::{Command, Output};
 use keyway_tests::bins::{bin, workspace_root};
 use keyway_tests::tools;
 
-const OVERLAYS: [&str; 5] = ["demo", "gateway-api", "scale-to-zero", "vllm", "keyway-worker"];
+const OVERLAYS: [&str; 6] =
+    ["demo", "gateway-api", "scale-to-zero", "vllm", "prefill-decode", "keyway-worker"];
 
 fn kubernetes() -> PathBuf {
     workspace_root().join("deploy/kubernetes")
@@ -103,6 +104,25 @@ fn the_check_sees_what_is_wrong() {
 }
 
 #[test]
+fn the_check_sees_a_role_s_workers_that_are_not_there() {
+    sees(
+        "prefill-decode",
+        &[
+            (
+                "scaleTargetRef:\n    name: workers-decode",
+                "scaleTargetRef:\n    name: workers-decoder",
+                "no Deployment workers-decoder",
+            ),
+            (
+                "kind: Role\n  name: keyway-pod-roles\n",
+                "kind: Role\n  name: keyway-pods\n",
+                "no Role keyway-pods",
+            ),
+        ],
+    );
+}
+
+#[test]
 fn the_check_sees_a_scaler_that_is_not_there() {
     sees(
         "scale-to-zero",
@@ -192,7 +212,9 @@ fn ends_too_early(text: &str, pause: &str) -> Option<String> {
 fn a_vllm_pod_that_is_to_go_may_end_its_streams() {
     for (file, pause) in [
         ("kubernetes/overlays/vllm/workers.yaml", "sleep: { seconds:"),
+        ("kubernetes/overlays/prefill-decode/workers.yaml", "sleep: { seconds:"),
         ("helm/values/vllm.yaml", "preStopSeconds:"),
+        ("helm/values/prefill-decode.yaml", "preStopSeconds:"),
     ] {
         let text = fs::read_to_string(workspace_root().join("deploy").join(file)).unwrap();
         assert_eq!(ends_too_early(&text, pause), None, "{file}");

@@ -174,7 +174,13 @@ async fn load(fleet: &Watched) {
 
 /// Families that this fleet leaves without series: it has no events that go wrong, no tokenizer, no second
 /// attempts.
-const SILENT: [&str; 21] = [
+const SILENT: [&str; 27] = [
+    "keyway_prefill_legs_total",
+    "keyway_prompt_ways_total",
+    "keyway_kv_transfer_seconds_per_token",
+    "keyway_kv_transfer_handover_seconds",
+    "keyway_model_fallbacks_total",
+    "keyway_model_splits_total",
     "keyway_worker_refusals_total",
     "keyway_probe_failures_total",
     "keyway_certificate_start_timestamp_seconds",

@@ -28,11 +28,12 @@ type Row = (&'static str, &'static str, [u16; 4]);
 /// A tenant's key opens what goes to workers; nothing else does.
 const OF_TENANTS: [u16; 4] = [401, 401, 200, 401];
 
-const CLIENTS: [Row; 27] = [
+const CLIENTS: [Row; 28] = [
     ("GET", "/health", [200; 4]),
     ("GET", "/v1/models", OF_TENANTS),
     ("GET", "/v1/models/fake-model", OF_TENANTS),
     ("POST", "/v1/chat/completions", OF_TENANTS),
+    ("POST", "/v1/messages", OF_TENANTS),
     ("POST", "/v1/", OF_TENANTS),
     ("PUT", "/v1/anything", OF_TENANTS),
     ("POST", "/tokenize", OF_TENANTS),
@@ -64,7 +65,7 @@ const fn of_operators(status: u16) -> [u16; 4] {
     [401, 401, 401, status]
 }
 
-const OPERATORS: [Row; 27] = [
+const OPERATORS: [Row; 28] = [
     ("GET", "/", [200; 4]),
     ("GET", "/livez", [200; 4]),
     ("GET", "/readyz", [200; 4]),
@@ -77,6 +78,7 @@ const OPERATORS: [Row; 27] = [
     ("GET", "/history", of_operators(200)),
     ("GET", "/mishaps", of_operators(200)),
     ("GET", "/load", of_operators(200)),
+    ("GET", "/index", of_operators(200)),
     ("POST", "/explain", of_operators(200)),
     ("GET", "/explain", of_operators(404)),
     ("POST", "/workers", of_operators(400)),

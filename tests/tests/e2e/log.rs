@@ -94,6 +94,7 @@ async fn so_it_is_with_a_worker_s() {
         .stderr(OwnedFd::from(pipe));
     let mut process = Killed(command.spawn().unwrap());
     eventually!(TcpStream::connect(addr).await.is_ok(), "the worker to listen");
+    eventually!(TcpStream::connect(replay).await.is_ok(), "its events' replays to be served");
     // Without the pipe's end in this process nobody could keep it open.
     drop(command);
     let mut asker = TcpStream::connect(replay).await.unwrap();

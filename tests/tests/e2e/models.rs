@@ -56,6 +56,49 @@ async fn one_models_description_comes_from_a_worker_that_has_it() {
     );
 }
 
+/// Anthropic's clients list models in a form of their own, a page at a time.
+#[tokio::test]
+async fn the_list_has_the_form_of_the_api_that_its_client_speaks() {
+    let fleet = Cluster::builder().fake_with(&["alpha", "common"]).fake_with(&["beta"]);
+    let cluster = fleet.config("[[model]]\nname = \"alpha\"\naliases = [\"claude\"]\n").start().await;
+    let version = [("anthropic-version", "2023-06-01")];
+    let mut path = "/v1/models?limit=3".to_owned();
+    let mut pages = Vec::new();
+    loop {
+        let response = send_head(&cluster, &path, &version).await;
+        assert_eq!(response.header("request-id"), response.header("x-request-id"));
+        let page = response.json();
+        let ids: Vec<String> =
+            page["data"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap().to_owned()).collect();
+        let ends = (page["first_id"].as_str(), page["last_id"].as_str());
+        assert_eq!(ends, (ids.first().map(String::as_str), ids.last().map(String::as_str)));
+        path = format!("/v1/models?limit=3&after_id={}", ids.last().unwrap());
+        pages.push(ids);
+        if page["has_more"] == false {
+            break;
+        }
+    }
+    assert_eq!(pages, [vec!["alpha", "beta", "claude"], vec!["common"]]);
+    for (path, status, param) in [
+        ("/v1/models/claude", 200, "model"),
+        ("/v1/models/none", 404, "error"),
+        ("/v1/models?limit=0", 400, "error"),
+    ] {
+        let response = send_head(&cluster, path, &version).await;
+        assert_eq!((response.status(), response.json()["type"].as_str()), (status, Some(param)), "{path}");
+        assert!(response.header("request-id").is_some());
+    }
+    let without = get(cluster.addr(), "/v1/models?limit=1").await;
+    assert_eq!((without.json()["object"].as_str(), without.header("request-id")), (Some("list"), None));
+    assert_eq!(cluster.fakes.iter().map(keyway_tests::FakeWorker::request_count).sum::<usize>(), 0);
+}
+
+async fn send_head(cluster: &Cluster, path: &str, headers: &[(&str, &str)]) -> Response {
+    let mut client = Client::connect(cluster.addr()).await;
+    client.request("GET", path, headers, b"").await;
+    client.response().await
+}
+
 #[tokio::test]
 async fn an_unknown_model_is_refused_by_name_and_reaches_no_worker() {
     let cluster = two_models().await;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use keyway_tests::cluster::config_file;
 use keyway_tests::openai::{CHAT, FAKE_MODEL};
 use keyway_tests::sse::Next;
-use keyway_tests::{Call, Client, FakeWorker, Gateway, Response, eventually};
+use keyway_tests::{Call, Client, Cluster, FakeWorker, Gateway, Response, eventually};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
@@ -173,6 +173,36 @@ async fn whatever_is_stored_is_found_by_its_id_in_a_path() {
             let gone = fleet.send("GET", &format!("{collection}/{id}"), &Value::Null).await;
             assert_eq!((gone.status(), gone.json()["error"]["message"].clone()), (404, json!("not found")));
         }
+    }
+}
+
+/// A response in the background is asked for, listed and cancelled at the worker that makes it.
+#[tokio::test]
+async fn an_answer_that_nobody_waits_for_is_found_where_it_is_made() {
+    let cluster = Cluster::builder().workers(3).start().await;
+    let send = async |method: &str, path: &str, body: Value| {
+        let mut client = Client::connect(cluster.addr()).await;
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        client.request(method, path, &[], body.as_bytes()).await;
+        client.response().await.json()
+    };
+    let begin = async |max_tokens: usize| {
+        let body = json!({"model": "keyway-random", "input": "hi", "background": true, "ignore_eos": true,
+            "max_output_tokens": max_tokens});
+        let begun = send("POST", RESPONSES, body).await;
+        assert_eq!(begun["status"], "queued", "{begun}");
+        format!("{RESPONSES}/{}", begun["id"].as_str().unwrap())
+    };
+    for _ in 0..4 {
+        let path = begin(2).await;
+        eventually!(send("GET", &path, Value::Null).await["status"] == "incomplete", "it ends");
+        let items = send("GET", &format!("{path}/input_items"), Value::Null).await;
+        assert_eq!(items["data"][0]["content"][0]["text"], "hi");
+        let path = begin(30_000).await;
+        let cancelled = send("POST", &format!("{path}/cancel"), Value::Null).await;
+        assert_eq!(cancelled["status"], "cancelled", "{cancelled}");
+        assert_eq!(send("GET", &path, Value::Null).await, cancelled);
+        assert_eq!(send("DELETE", &path, Value::Null).await["deleted"], true);
     }
 }
 

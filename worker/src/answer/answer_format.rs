@@ -10,6 +10,7 @@ mod tag;
 mod think;
 
 use std::str::FromStr;
+use std::sync::Arc;
 
 use keyway_text::{ChatTemplate, TextModel};
 
@@ -163,7 +164,7 @@ impl FromStr for CallFormat {
 
 impl CallReader {
     /// A reader of calls to `functions`; `None` where none are told.
-    pub(crate) fn new(format: CallFormat, functions: &[Function]) -> Option<Self> {
+    pub(crate) fn new(format: CallFormat, functions: &Arc<[Function]>) -> Option<Self> {
         Some(match format {
             CallFormat::None => return None,
             CallFormat::Hermes => Self::Hermes(Hermes::default()),

@@ -1,6 +1,8 @@
 //! The fields that say which form an answer must have, and the forms of answers that call functions. The
 //! forms are compiled by `grammar.rs`.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value, json};
 
 use super::App;
@@ -179,8 +181,10 @@ fn xml_arguments(i: usize, function: &Function) -> String {
     let nothing = Map::new();
     let properties = function.parameters["properties"].as_object().unwrap_or(&nothing);
     let required = function.parameters["required"].as_array().map_or(&[][..], Vec::as_slice);
+    // Both may be long.
+    let required: HashSet<&str> = required.iter().filter_map(Value::as_str).collect();
     let one = |key: &String| {
-        let mark = if required.iter().any(|name| name == key) { "" } else { "?" };
+        let mark = if required.contains(key.as_str()) { "" } else { "?" };
         format!("({} value_{i}){mark}", json!(format!("<parameter={key}>\n")))
     };
     let all: Vec<String> = properties.keys().map(one).collect();

@@ -17,6 +17,9 @@ use crate::request_memory::NoMemory;
 
 const INVALID: &str = "invalid_request_error";
 
+/// The code by which Anthropic's clients know that they must send whole conversations.
+pub(crate) const NO_THREADS: &str = "thread_unsupported_request";
+
 /// The field of the worker extension that resumes an output.
 pub(crate) const OUTPUT_IDS: &str = "keyway.output_ids";
 /// The field that says how much of its text a client has.
@@ -193,6 +196,32 @@ impl ApiError {
         Self::invalid(StatusCode::NOT_FOUND, "response_not_found", message).with_param(param)
     }
 
+    /// The answer is made while its client waits: who leaves ends it.
+    pub(crate) fn not_in_background() -> Self {
+        let message =
+            "Only a response with 'background' can be cancelled. Close the connection of any other.";
+        Self::invalid(StatusCode::BAD_REQUEST, "not_in_background", message).with_param("response_id")
+    }
+
+    /// The answer that a request goes on from has not ended.
+    pub(crate) fn response_unfinished(id: &str, param: &str) -> Self {
+        let message = format!("Response with id '{id}' is not complete. Ask for it until it is.");
+        Self::invalid(StatusCode::BAD_REQUEST, "response_unfinished", message).with_param(param)
+    }
+
+    /// An answer that nobody waits for could not be kept.
+    pub(crate) fn not_kept() -> Self {
+        let message = "This worker has no room to keep this response. Send it without 'background'.";
+        Self::invalid(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message).with_param("background")
+    }
+
+    /// The request goes on from messages that a server is to have kept, which this one does not.
+    pub(crate) fn no_threads() -> Self {
+        let message =
+            "This worker keeps no threads. Send the whole conversation in 'messages', without 'thread'.";
+        Self::invalid(StatusCode::BAD_REQUEST, NO_THREADS, message).with_param("thread")
+    }
+
     /// The worker serves no such path: 404.
     pub(crate) fn unknown_path(method: &http::Method, path: &str) -> Self {
         Self::invalid(StatusCode::NOT_FOUND, "unknown_url", format!("Unknown request URL: {method} {path}."))
@@ -309,6 +338,10 @@ impl ApiError {
             ConversationError::Text(error) => Self::text(error, param),
             ConversationError::Unsupported(what) => {
                 Self::invalid_value(param, format!("'{param}' cannot be read: {what}."))
+            }
+            ConversationError::Tools(what) => {
+                let message = format!("'tools' cannot be read: {what}. Leave out what is run by a server.");
+                Self::invalid_value("tools", message)
             }
         }
     }

@@ -49,6 +49,11 @@ where
             name_ignored(&mut response, &call);
             (response, room)
         }
+        Ok((Begun::Background(mut call, running), room)) => {
+            let mut response = responses::background::begin(&app, &mut call, running, guard, room)?;
+            name_ignored(&mut response, &call);
+            return Ok(response);
+        }
         Err(error) => {
             guard.set(error.outcome);
             return Err(error);
@@ -62,7 +67,7 @@ where
 fn events(app: &Arc<App>, call: &mut Call, choices: usize) -> Box<dyn Events> {
     match call.endpoint {
         Endpoint::Chat | Endpoint::Completion => Box::new(Chunks::new(app, call, choices)),
-        Endpoint::Messages => Box::new(messages::stream::MessageEvents::new(call)),
+        Endpoint::Messages => Box::new(messages::stream::ChoiceEvents::new(call)),
         Endpoint::Responses => {
             Box::new(responses::stream::ResponseEvents::new(responses::answer::Making::new(app, call)))
         }
@@ -84,6 +89,8 @@ pub(super) fn ignored_header(names: &[String]) -> Option<HeaderValue> {
 enum Begun {
     Whole(Response),
     Stream(Box<Call>, Vec<Running>),
+    /// Its client asks for the answer later.
+    Background(Box<Call>, Vec<Running>),
 }
 
 async fn try_generate<B>(
@@ -116,6 +123,9 @@ where
     let running = submit(app, &call, rank, prepared, guard)?;
     if call.stream {
         return Ok((Begun::Stream(Box::new(call), running), room));
+    }
+    if call.asked.in_background {
+        return Ok((Begun::Background(Box::new(call), running), room));
     }
     let mut response = whole(app, &mut call, running, guard).await?;
     name_ignored(&mut response, &call);
@@ -227,7 +237,7 @@ async fn whole(
 fn agents_answer(app: &Arc<App>, call: &mut Call, choice: &Running, text: Shown) -> Value {
     match call.endpoint {
         Endpoint::Responses => responses::answer::Making::new(app, call).whole(choice, text),
-        _ => messages::answer::MessageHead::new(call).whole(choice, &text),
+        _ => messages::whole(call, choice, text),
     }
 }
 

@@ -1,9 +1,29 @@
 //! The model as clients see it: its names, its card, and what fits its context.
 
+use http::HeaderMap;
+use keyway_apis::models::{ListedModel, listed};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::params::Params;
+use super::{Response, json_response, messages};
+
+/// What `/v1/models` says: the model under each name, in the form of the API that the client speaks.
+pub(super) fn list(
+    model: &ServedModel,
+    headers: &HeaderMap,
+    query: Option<&str>,
+) -> Result<Response, ApiError> {
+    if !messages::of_client(headers) {
+        let cards: Vec<Value> = model.names.iter().map(|name| model.card(name)).collect();
+        return Ok(json_response(&json!({"object": "list", "data": cards})));
+    }
+    let models: Vec<ListedModel> = model.names.iter().map(|name| model.listed(name)).collect();
+    let page = listed(&models, query);
+    let page = page
+        .map_err(|wrong| ApiError::invalid_value(wrong.param.as_deref().unwrap_or("query"), wrong.message))?;
+    Ok(json_response(&page))
+}
 
 /// The model that a worker serves.
 #[derive(Debug)]
@@ -59,13 +79,19 @@ impl ServedModel {
         Ok(room)
     }
 
-    /// What `/v1/models` says, under each name.
-    pub(crate) fn cards(&self) -> Vec<Value> {
-        self.names.iter().map(|name| self.card(name)).collect()
+    /// What is said of it under one name, in the form of the API that the client speaks.
+    pub(super) fn told(&self, name: &str, headers: &HeaderMap) -> Value {
+        if messages::of_client(headers) { self.listed(name).told() } else { self.card(name) }
     }
 
-    /// What `/v1/models` says under one name.
-    pub(crate) fn card(&self, name: &str) -> Value {
+    /// As Anthropic's clients list it.
+    fn listed(&self, name: &str) -> ListedModel {
+        let max_input_tokens = Some(self.max_model_len as u64);
+        ListedModel { id: name.to_owned(), created: self.created, max_input_tokens }
+    }
+
+    /// As OpenAI's clients list it.
+    fn card(&self, name: &str) -> Value {
         json!({
             "id": name, "object": "model", "created": self.created, "owned_by": "keyway", "root": self.name(),
             "max_model_len": self.max_model_len, "numerics_id": self.numerics_id,

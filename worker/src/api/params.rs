@@ -51,6 +51,7 @@ const UNSUPPORTED: &[(&str, Neutral)] = &[
 /// Fields of agents' requests without which the answer would be to something else.
 const INDISPENSABLE: &[(&str, Neutral)] = &[
     ("background", Neutral::False),
+    ("compaction", Neutral::Null),
     ("container", Neutral::Null),
     ("conversation", Neutral::Null),
     ("keyway", Neutral::Null),
@@ -286,8 +287,9 @@ impl Params {
         Ok(ignored)
     }
 
-    /// Ends the parsing: every field left must be harmless or ask for nothing.
-    pub(crate) fn finish(self) -> Result<(), ApiError> {
+    /// Ends the parsing: every field left must be harmless or ask for nothing. Names parts of taken fields
+    /// that are not acted on.
+    pub(crate) fn finish(self) -> Result<Vec<String>, ApiError> {
         for (name, value) in &self.fields {
             if HARMLESS.contains(&name.as_str()) {
                 continue;
@@ -305,7 +307,7 @@ impl Params {
                 }
             }
         }
-        Ok(())
+        Ok(self.ignored)
     }
 }
 

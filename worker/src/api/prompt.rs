@@ -1,7 +1,9 @@
 //! Messages or prompts to token ids. Not their lengths' limits, which depend on the rest of the request.
 
 use keyway_text::memory::TOKENIZE_BYTES_EACH;
-use keyway_text::{Conversation, ConversationError, PromptText, RenderOptions, TextError, TextModel};
+use keyway_text::{
+    ChatTemplate, Conversation, ConversationError, PromptText, RenderOptions, TextError, TextModel,
+};
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
@@ -10,6 +12,9 @@ use crate::limits::INLINE_TOKENIZE_BYTES_MAX;
 use crate::request_memory::Turn;
 
 const ROLES: &[&str] = &["system", "developer", "user", "assistant", "tool", "function"];
+
+/// How much a model may be told to reason.
+const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// What is to be tokenised.
 #[derive(Debug)]
@@ -29,7 +34,11 @@ pub(crate) enum Prompt {
 
 impl PromptSource {
     /// Takes a chat request's fields.
-    pub(crate) fn chat(params: &mut Params, tools: Option<Value>) -> Result<Self, ApiError> {
+    pub(crate) fn chat(
+        params: &mut Params,
+        template: &ChatTemplate,
+        tools: Option<Value>,
+    ) -> Result<Self, ApiError> {
         let messages = params.take("messages").ok_or_else(|| ApiError::missing("messages"))?;
         let Value::Array(messages) = messages else {
             let message = format!("'messages' must be an array, not {}.", kind(&messages));
@@ -39,10 +48,12 @@ impl PromptSource {
             return Err(ApiError::invalid_value("messages", "'messages' must hold at least one message."));
         }
         let messages = messages.into_iter().enumerate().map(|(i, m)| checked_message(i, m));
+        let mut variables = params.take_object("chat_template_kwargs")?.unwrap_or_default();
+        take_effort(params, template, &mut variables)?;
         let options = RenderOptions {
             add_generation_prompt: params.take_bool("add_generation_prompt")?.unwrap_or(true),
             continue_final_message: params.take_bool("continue_final_message")?.unwrap_or(false),
-            variables: params.take_object("chat_template_kwargs")?.unwrap_or_default(),
+            variables,
             documents: take_documents(params)?,
             tools,
             ..RenderOptions::default()
@@ -174,6 +185,32 @@ impl Prompt {
             Self::Ids(_) => false, // they are counted as they are
         }
     }
+}
+
+/// Whether a template makes anything of how much the model shall reason: some know efforts, some only whether
+/// it thinks.
+pub(super) fn reads_effort(template: &ChatTemplate, effort: &str) -> bool {
+    template.mentions("reasoning_effort") || (effort == "none" && template.mentions("enable_thinking"))
+}
+
+/// Takes how much the model shall reason. It is no reason to refuse a chat where the template makes nothing
+/// of it, and is named to the client then.
+fn take_effort(
+    params: &mut Params,
+    template: &ChatTemplate,
+    variables: &mut Map<String, Value>,
+) -> Result<(), ApiError> {
+    let Some(effort) = params.take_string("reasoning_effort")? else { return Ok(()) };
+    if !EFFORTS.contains(&&*effort) {
+        let what = format!("'reasoning_effort' must be one of {}.", EFFORTS.join(", "));
+        return Err(ApiError::invalid_value("reasoning_effort", what));
+    }
+    if !reads_effort(template, &effort) {
+        params.ignore("reasoning_effort".to_owned());
+    }
+    variables.entry("enable_thinking").or_insert(Value::Bool(effort != "none"));
+    variables.insert("reasoning_effort".to_owned(), effort.into());
+    Ok(())
 }
 
 /// A conversation as its template has it. A text that could not be tokenised, or would not fit, is not made
@@ -329,6 +366,40 @@ fn one_prompt(prompt: Value, name: &str, vocab_size: usize) -> Result<Prompt, Ap
             let what =
                 format!("'{name}' must be a string, token ids, or an array of them, not {}.", kind(&other));
             Err(ApiError::invalid_value(name, what))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_effort_goes_to_the_template_and_is_named_where_that_makes_nothing_of_it() {
+        let both = "{{ reasoning_effort }}/{{ enable_thinking }}";
+        for (source, fields, want, ignored) in [
+            (both, json!({"reasoning_effort": "high"}), "high/True", &[][..]),
+            (both, json!({"reasoning_effort": "none"}), "none/False", &[]),
+            (both, json!({"reasoning_effort": null}), "/", &[]),
+            (
+                both,
+                json!({"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": false}}),
+                "low/False",
+                &[],
+            ),
+            ("{{ enable_thinking }}", json!({"reasoning_effort": "none"}), "False", &[]),
+            ("{{ enable_thinking }}", json!({"reasoning_effort": "max"}), "True", &["reasoning_effort"]),
+            ("fixed", json!({"reasoning_effort": "none"}), "fixed", &["reasoning_effort"]),
+        ] {
+            let template = ChatTemplate::from_source(source, Map::new()).unwrap();
+            let mut params = Params::new(fields.as_object().unwrap().clone());
+            params.put("messages", json!([{"role": "user", "content": "Hi"}]));
+            let chat = PromptSource::chat(&mut params, &template, None).unwrap();
+            let PromptSource::Chat { messages, options } = chat else { panic!("{fields}") };
+            assert_eq!(template.render(&messages, &options).unwrap(), want, "{source} {fields}");
+            assert_eq!(params.finish().unwrap(), ignored, "{source} {fields}");
         }
     }
 }

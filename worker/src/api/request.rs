@@ -112,7 +112,7 @@ impl Call {
         let (source, tools) = match endpoint {
             Endpoint::Chat => {
                 let mut tools = Tools::take(&mut params)?;
-                (PromptSource::chat(&mut params, tools.definitions.take())?, tools)
+                (PromptSource::chat(&mut params, &app.text.template, tools.definitions.take())?, tools)
             }
             Endpoint::Completion => (PromptSource::completion(&mut params, vocab_size)?, Tools::default()),
             Endpoint::Messages => messages::request::take(app, &mut params, body, turn)?,
@@ -151,11 +151,7 @@ impl Call {
             ignored: Vec::new(),
             asked,
         };
-        if endpoint.is_of_agents() {
-            call.ignored = params.finish_agents()?;
-        } else {
-            params.finish()?;
-        }
+        call.ignored = if endpoint.is_of_agents() { params.finish_agents()? } else { params.finish()? };
         call.check_extension()?;
         Ok(call)
     }

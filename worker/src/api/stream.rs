@@ -1,6 +1,6 @@
 //! An answer as server-sent events. Each poll sends what all choices have by then. How an API tells its
-//! pieces is a [`Events`]: `chunks.rs` and `messages/stream.rs`. If the engine fails, the stream ends with an
-//! error event and a broken body, and never has its proper end.
+//! pieces is a [`Events`]: `chunks.rs`, `messages/stream.rs` and `responses/stream.rs`. If the engine fails,
+//! the stream ends with an error event and a broken body, and never has its proper end.
 
 use std::fmt::Debug;
 use std::pin::Pin;
@@ -131,14 +131,6 @@ impl http_body::Body for EventStream {
     fn is_end_stream(&self) -> bool {
         self.state == State::Done
     }
-}
-
-/// Appends an event that has a name, as agents' APIs name theirs.
-pub(super) fn write_named(out: &mut Vec<u8>, name: &str, data: &impl Serialize) {
-    out.extend_from_slice(b"event: ");
-    out.extend_from_slice(name.as_bytes());
-    out.push(b'\n');
-    write_event(out, data);
 }
 
 pub(super) fn write_event(out: &mut Vec<u8>, data: &impl Serialize) {

@@ -60,7 +60,7 @@ fn tokenize(app: &App, body: &[u8], turn: &mut Turn) -> Result<Vec<u8>, ApiError
         let tools = Tools::take(&mut params)?;
         // A rendered conversation has what a plain prompt is given.
         params.take_bool("add_special_tokens")?;
-        PromptSource::chat(&mut params, tools.definitions)?
+        PromptSource::chat(&mut params, &app.text.template, tools.definitions)?
     } else {
         PromptSource::completion(&mut params, app.model.vocab_size)?
     };

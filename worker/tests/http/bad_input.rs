@@ -75,7 +75,12 @@ fn unsupported_values() -> Vec<Case> {
             (400, Some("top_logprobs"), INVALID, "between 0 and 20"),
         ),
         (CHAT, json!({"functions": [{}]}), (400, Some("functions"), UNSUPPORTED, "Leave it out")),
-        (CHAT, json!({"reasoning_effort": "low"}), (400, Some("reasoning_effort"), UNSUPPORTED, "")),
+        (
+            CHAT,
+            json!({"reasoning_effort": "much"}),
+            (400, Some("reasoning_effort"), INVALID, "one of none, minimal"),
+        ),
+        (CHAT, json!({"reasoning_effort": 3}), (400, Some("reasoning_effort"), INVALID, "string")),
         (
             CHAT,
             json!({"presence_penalty": 2.5}),

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::client::{chat, post, send, with, worker};
+use crate::client::{chat, metric_becomes, post, send, with, worker};
 
 const RESPONSES: &str = "/v1/responses";
 
@@ -60,5 +60,32 @@ async fn a_function_that_must_be_called_is_and_a_form_is_kept() {
     let response = post(worker.addr(), RESPONSES, &with(base, form)).await.json();
     let said = response["output"][0]["content"][0]["text"].as_str().unwrap();
     assert!(serde_json::from_str::<Value>(said).unwrap()["city"].is_string(), "{said}");
+    worker.shutdown().await;
+}
+
+#[tokio::test]
+async fn an_answer_that_is_cancelled_or_deleted_is_made_no_further() {
+    let worker = worker().await;
+    let addr = worker.addr();
+    let running = "keyway_worker_requests_running";
+    for (method, rest) in [("POST", "/cancel"), ("DELETE", "")] {
+        let body = with(request("Hello", 30_000), json!({"background": true}));
+        let begun = post(addr, RESPONSES, &body).await.json();
+        assert_eq!(begun["status"], "queued");
+        let path = format!("{RESPONSES}/{}", begun["id"].as_str().unwrap());
+        while send(addr, "GET", &path, "").await.json()["status"] == "queued" {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(send(addr, "GET", &path, "").await.json()["status"], "in_progress");
+        let going_on = json!({"previous_response_id": begun["id"]});
+        let early = post(addr, RESPONSES, &with(request("And?", 4), going_on)).await;
+        assert_eq!((early.status, &early.json()["error"]["code"]), (400, &json!("response_unfinished")));
+        metric_becomes(addr, running, 1.0).await;
+        assert_eq!(send(addr, method, &format!("{path}{rest}"), "").await.status, 200);
+        metric_becomes(addr, running, 0.0).await;
+        let after = send(addr, "GET", &path, "").await;
+        let expected = if method == "POST" { json!("cancelled") } else { Value::Null };
+        assert_eq!(after.json()["status"], expected, "{}", after.text);
+    }
     worker.shutdown().await;
 }

@@ -21,6 +21,25 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
+{{/* Of the workers of one role, or of all: (dict "root" $ "role" …). */}}
+{{- define "keyway.partSelector" -}}
+{{ include "keyway.workerSelector" .root }}
+{{- with .role }}
+llm-d.ai/role: {{ . }}
+{{- end }}
+{{- end }}
+
+{{- define "keyway.partLabels" -}}
+{{ include "keyway.workerLabels" .root }}
+{{- with .role }}
+llm-d.ai/role: {{ . }}
+{{- end }}
+{{- end }}
+
+{{- define "keyway.partName" -}}
+{{ .root.Values.workers.name }}{{ with .role }}-{{ . }}{{ end }}
+{{- end }}
+
 {{- define "keyway.config" -}}
 {{ tpl .Values.config . }}
 {{- end }}

@@ -79,6 +79,13 @@ impl FirstTokens {
         }
     }
 
+    /// It is no longer watched here, as if it had not come: others make it wait from now on.
+    pub fn leave(&mut self, watched: Watched) {
+        if let Some(at) = self.place(watched) {
+            self.requests.remove(at);
+        }
+    }
+
     fn place(&self, watched: Watched) -> Option<usize> {
         self.requests.binary_search_by_key(&watched.0, |request| request.number).ok()
     }
@@ -157,6 +164,24 @@ mod tests {
             watch.gone(s(21.0), one);
         }
         assert_eq!(watch.quantile(s(25.0), 0.5), Some(0.5), "an answer that ended after its first token");
+    }
+
+    #[test]
+    fn who_leaves_for_others_counts_for_nothing_and_may_come_late() {
+        let mut watch = watch();
+        let gone: Vec<_> = (0..10).filter_map(|_| watch.come(s(0.0))).collect();
+        let stays: Vec<_> = (0..10).filter_map(|_| watch.come(s(1.0))).collect();
+        for one in gone {
+            watch.leave(one);
+        }
+        for one in stays {
+            watch.first_token(s(3.0), one);
+        }
+        assert_eq!(watch.quantile(s(20.0), 1.0), Some(2.0));
+        // Who came long before is watched from then on.
+        let late = watch.come(s(2.0)).unwrap();
+        watch.first_token(s(20.0), late);
+        assert_eq!(watch.quantile(s(20.0), 1.0), Some(18.0));
     }
 
     #[test]

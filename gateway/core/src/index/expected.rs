@@ -1,23 +1,29 @@
 //! What workers are computing: blocks that were sent to a worker whose own events say what it holds, and that
 //! it has not announced yet. They count as held as long as a request that needs them is under way, so that a
-//! burst of one prompt goes to one worker before its first event; an engine pins the blocks of what it runs,
-//! so they are there. Recency and eviction are not its business: what does not fit is not expected, which
-//! costs time at most.
+//! burst of one prompt goes to one worker before its first event. Once a worker has announced a block, its
+//! events say when it is gone, request or not. Recency and eviction are not its business: what does not fit
+//! is not expected, which costs time at most.
 
 use keyway_wire::block_hash::BlockHash;
 
 use super::holders::Holders;
 use super::slab::{NIL, Recency};
 
-/// Blocks expected of workers. The lower half of a slot's stamp counts the requests under way that need it,
-/// the upper half those of them whose prompts end there; a worker's list is all of its.
+/// Blocks expected of workers. A slot's stamp counts in its lower bits the requests under way that need the
+/// block, above them those of these whose prompts end there; a worker's list is all of its.
 pub(super) struct Expected(Holders);
 
 /// One more request whose prompt ends with a block.
-const ONE_ENDS: u32 = 1 << 16;
+const ONE_ENDS: u32 = 1 << 15;
+/// Its worker has announced the block since a request last needed it anew. The slot stays for its counts.
+const ANNOUNCED: u32 = 1 << 31;
 
 const fn needed_by(stamp: u32) -> u32 {
     stamp % ONE_ENDS
+}
+
+const fn ending_there(stamp: u32) -> u32 {
+    (stamp & !ANNOUNCED) / ONE_ENDS
 }
 
 impl Expected {
@@ -33,8 +39,9 @@ impl Expected {
     pub(super) fn add(&mut self, list: &mut Recency, place: u16, blocks: &[BlockHash]) -> Vec<BlockHash> {
         let taken = blocks.iter().take_while(|&&block| match self.0.find(block, place) {
             Some(slot) if needed_by(self.0.slab[slot].stamp) == ONE_ENDS - 1 => false,
+            // It is to be computed again if it was announced before.
             Some(slot) => {
-                self.0.slab[slot].stamp += 1;
+                self.0.slab[slot].stamp = (self.0.slab[slot].stamp & !ANNOUNCED) + 1;
                 true
             }
             None if self.0.slab.is_full() => false,
@@ -57,12 +64,24 @@ impl Expected {
             let Some(slot) = self.0.find(block, place) else { continue };
             let stamp = self.0.slab[slot].stamp;
             // What was expected before the worker's list was cleared is not counted any more.
-            let ended = if i + 1 == blocks.len() && stamp >= ONE_ENDS { ONE_ENDS } else { 0 };
+            let ended = if i + 1 == blocks.len() && ending_there(stamp) > 0 { ONE_ENDS } else { 0 };
             self.0.slab[slot].stamp = stamp - 1 - ended;
             if needed_by(self.0.slab[slot].stamp) == 0 {
                 self.remove(list, slot);
             }
         }
+    }
+
+    /// The worker at `place` has announced this block: from now on its events alone say whether it is there.
+    pub(super) fn announced(&mut self, block: BlockHash, place: u16) {
+        if let Some(slot) = self.0.find(block, place) {
+            self.0.slab[slot].stamp |= ANNOUNCED;
+        }
+    }
+
+    /// Brings what leads to these blocks into the processor's cache.
+    pub(super) fn fetch(&self, blocks: &[BlockHash]) {
+        self.0.fetch(blocks);
     }
 
     /// Nothing is expected of the worker any more.
@@ -74,20 +93,27 @@ impl Expected {
 
     /// Whether the worker at `place` computes this block.
     pub(super) fn has(&self, block: BlockHash, place: u16) -> bool {
-        self.0.find(block, place).is_some()
+        self.0.find(block, place).is_some_and(|slot| self.is_due(slot))
     }
 
     /// Whether a prompt that the worker at `place` computes ends with this block.
     pub(super) fn ends(&self, block: BlockHash, place: u16) -> bool {
-        self.0.find(block, place).is_some_and(|slot| self.0.slab[slot].stamp >= ONE_ENDS)
+        let found = self.0.find(block, place).filter(|slot| self.is_due(*slot));
+        found.is_some_and(|slot| ending_there(self.0.slab[slot].stamp) > 0)
     }
 
     /// Places of those that compute this block.
     pub(super) fn places(&self, block: BlockHash) -> impl Iterator<Item = u16> {
-        self.0.iter(block).map(|slot| self.0.slab[slot].worker)
+        let due = self.0.iter(block).filter(|slot| self.is_due(*slot));
+        due.map(|slot| self.0.slab[slot].worker)
     }
 
-    /// Blocks expected of all workers.
+    /// Whether its worker is still to announce it.
+    fn is_due(&self, slot: u32) -> bool {
+        self.0.slab[slot].stamp & ANNOUNCED == 0
+    }
+
+    /// Blocks of all requests under way at exact workers, announced or not.
     pub(super) fn len(&self) -> usize {
         self.0.slab.used()
     }
@@ -101,3 +127,6 @@ impl Expected {
         self.0.remove(slot);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -22,6 +22,8 @@ pub struct Placement {
     /// Its number among all placements, modulo 2^32.
     pub(super) sequence: u32,
     count: u32,
+    /// Blocks of its chain that are resident now.
+    kept: u32,
     blocks: Blocks,
     accepted: Option<Arc<Accepted>>,
 }
@@ -58,25 +60,37 @@ impl Placement {
     /// Of blocks that an exact worker is to announce.
     pub(super) fn expects(worker: WorkerId, blocks: Vec<BlockHash>) -> Self {
         let (count, blocks) = (blocks.len() as u32, Blocks::Expected(blocks));
-        Self { worker, place: 0, sequence: 0, count, blocks, accepted: None }
+        Self { worker, place: 0, sequence: 0, count, kept: 0, blocks, accepted: None }
     }
 
-    /// Of slots, `count` of them new. The placement's worker's place, and its number among all.
+    /// Of slots, `count` of them new, which are the last of `kept`. The placement's worker's place, and its
+    /// number among all.
     pub(super) fn claims(
         worker: WorkerId,
-        place: u16,
-        sequence: u32,
-        count: u32,
+        (place, sequence): (u16, u32),
+        (count, kept): (u32, usize),
         claims: Vec<u32>,
         accepted: &Arc<Accepted>,
     ) -> Self {
         let accepted = (!claims.is_empty()).then(|| Arc::clone(accepted));
-        Self { worker, place, sequence, count, blocks: Blocks::Claimed(claims), accepted }
+        let (kept, blocks) = (kept as u32, Blocks::Claimed(claims));
+        Self { worker, place, sequence, count, kept, blocks, accepted }
+    }
+
+    /// Where it was placed.
+    pub fn worker(&self) -> WorkerId {
+        self.worker
     }
 
     /// Blocks that were not resident before.
     pub fn added(&self) -> usize {
         self.count as usize
+    }
+
+    /// How many of its chain's blocks are resident, from the first one on; 0 at an exact worker, which says
+    /// itself what it holds.
+    pub fn kept(&self) -> usize {
+        self.kept as usize
     }
 
     /// Whether it says what is expected of an exact worker, until [`super::PrefixIndex::finish`].

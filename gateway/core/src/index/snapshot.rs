@@ -56,8 +56,9 @@ impl PrefixIndex {
                 number = number.wrapping_sub(1) % NUMBERS;
             }
             last = Some(owner);
-            let parent = self.workers.list(list).oldest;
-            self.insert(list, parent, hash, slab::stamp(number, list.nth));
+            let newer = self.workers.list(list).oldest;
+            let slot = self.insert(list, newer, hash, slab::stamp(number, list.nth));
+            self.ancestry.set_unknown(slot, self.held.slab.capacity());
             taken += 1;
         }
         taken

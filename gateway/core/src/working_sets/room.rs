@@ -25,7 +25,7 @@ pub(super) struct Room {
     /// Seconds from the first token of an answer to its end, on the average of the last.
     pub(super) answer_s: f64,
     /// Seconds from a turn's begin to its end, on the average of the last.
-    turn_s: f64,
+    pub(super) turn_s: f64,
     pub(super) answers: f64,
 }
 

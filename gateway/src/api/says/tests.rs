@@ -165,6 +165,8 @@ fn clients_raise_on_the_words_of_their_api_alone() {
     let (openai, anthropic) =
         (r#"data: {"error":{"message":"x"}}"#, r#"data: {"type":"error","error":{"type":"api_error"}}"#);
     assert!(raises(Api::Chat, openai) && raises(Api::Completions, openai) && raises(Api::Responses, openai));
+    let bare = r#"data: {"error":"engine dead"}"#;
+    assert!(!raises(Api::Chat, bare) && !raises(Api::Responses, bare), "it has no message to tell");
     assert!(!raises(Api::Messages, openai), "without its name, the event is not heard");
     assert!(!raises(Api::Messages, anthropic));
     assert!(raises(Api::Messages, &format!("event: error\n{anthropic}")));

@@ -92,6 +92,9 @@ impl Changes {
             "limits.*_ms": timeouts,
         );
         let mut changed: Vec<&'static str> = changed;
+        if old.models != new.models && !changed.contains(&"model") {
+            changed.push("model");
+        }
         let mut needs_restart = only_at_the_start(old, new);
         // Without a file each reading draws another key.
         let name = |config: &Config| Chain::new(config.routing.hash_key, b"").push(b"");

@@ -3,7 +3,7 @@
 //! nothing is copied: the libraries for it read streams, part by part. More is taken for a form than engines
 //! take; whether it is well made is theirs to say.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, ops::Range};
 
 use memchr::memmem::Finder;
 
@@ -28,6 +28,27 @@ impl Form {
             return Some(Self::from_parts(Multipart::new(body, &boundary)));
         }
         is_in_pairs(kind, body).then(|| Self::urlencoded(body))
+    }
+
+    /// The bytes of a form that say its model, and whether they are escaped; `None` where nothing says it, or
+    /// the body is no form.
+    pub fn place_of_model(kind: Option<&[u8]>, body: &[u8]) -> Option<(Range<usize>, bool)> {
+        let kind = kind?;
+        let place = |value: &[u8]| {
+            let start = value.as_ptr() as usize - body.as_ptr() as usize;
+            start..start + value.len()
+        };
+        if is_multipart(kind) {
+            let boundary = parameter(kind, b"boundary").filter(|boundary| !boundary.is_empty())?;
+            let models = Multipart::new(body, &boundary).filter(|(name, _)| **name == *b"model");
+            return models.last().map(|(_, value)| (place(value), false));
+        }
+        let mut pairs = body.split(|byte| *byte == b'&').rev().filter(|_| is_in_pairs(kind, body));
+        pairs.find_map(|pair| {
+            let (name, value) = pair.split_at_checked(memchr::memchr(b'=', pair)? + 1)?;
+            let is_model = form_urlencoded::parse(name).next().is_some_and(|(name, _)| name == "model");
+            is_model.then(|| (place(value), true))
+        })
     }
 
     fn from_parts(parts: Multipart<'_>) -> Self {

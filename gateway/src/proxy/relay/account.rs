@@ -19,7 +19,7 @@ use crate::{
     routing::{Accusation, Ticket, refusal::Charge},
     sse,
     telemetry::record::Record,
-    usage::{UsageTap, hide::UsageFilter},
+    usage::{UsageTap, cached, hide::UsageFilter},
 };
 
 /// What is known of a request when its answer begins.
@@ -126,7 +126,10 @@ impl Account {
         if let Some(meter) = &mut self.meter {
             meter.saw(&bytes);
         }
-        let bytes = self.told.usage.pass(bytes, mentions_usage);
+        let mut bytes = self.told.usage.pass(bytes, mentions_usage);
+        if let Some(cached_tokens) = self.told.ticket.handed().filter(|_| mentions_usage) {
+            bytes = cached::in_events(bytes, cached_tokens);
+        }
         // A refusal that comes as events is no token: nothing says that the prompt was computed.
         if generated && self.status.is_success() && !bytes.is_empty() && !is_comment(&bytes) {
             self.saw_token(now);
@@ -243,6 +246,7 @@ impl Account {
 
     fn count(&mut self, usage: Usage, now: Duration) {
         self.told.ticket.answered(usage.completion_tokens);
+        let usage = self.told.ticket.handed().map_or(usage.clone(), |cached| usage.with_cached(cached));
         let reported = usage.cached_tokens().unwrap_or(0);
         self.told.series.tokens(
             usage.prompt_tokens,

@@ -14,8 +14,13 @@ use crate::{
     demand::Demand,
     fleet::Worker,
     limits::RESUMES_MAX,
-    proxy::{asked::Asked, poison::Suspect, silence},
-    routing::{Accusation, Ticket, refusal::Charge},
+    proxy::{
+        asked::Asked,
+        both_legs::{BothLegs, Failing, Fallen},
+        poison::Suspect,
+        silence,
+    },
+    routing::{Accusation, Choice, Ticket, refusal::Charge},
     upstream::{Answer, SendError},
 };
 
@@ -63,8 +68,10 @@ impl Search {
             if self.tried.len() > RESUMES_MAX || !self.asked.broken.may_break_another() {
                 return Err(Obstacle::Attempts);
             }
-            let mut choice =
-                router.choose(&self.asked.info, &self.excluded()).await.map_err(|_| Obstacle::NoWorker)?;
+            let mut choice = router
+                .choose_whole(&self.asked.info, &self.excluded())
+                .await
+                .map_err(|_| Obstacle::NoWorker)?;
             let taken = {
                 let (mut budget, now) = (retries.budget.lock(), router.now());
                 if self.in_doubt { budget.take_in_doubt(now) } else { budget.take(now) }
@@ -76,12 +83,27 @@ impl Search {
             if let Some(demand) = self.demand.take() {
                 choice.ticket.carry(demand);
             }
-            let (worker, pick) = (choice.worker, choice.pick);
+            let (worker, pick) = (Arc::clone(&choice.worker), choice.pick);
             self.tried.push(worker.id);
             self.asked.record.picked(&worker, pick.reason.as_str(), pick.matched_tokens);
-            let outgoing = self.asked.outgoing(self.body.clone(), &worker);
-            let sending = pin!(upstream.send(worker.origin(), outgoing));
-            match silence::unless_lost(router, &worker, choice.ticket.sent(), sending).await {
+            let answer = if worker.needs_partner() {
+                match Box::pin(self.in_two_legs(&mut choice)).await {
+                    Ok(answer) => answer,
+                    Err(fallen) => {
+                        if let Some((partner, accusation)) = fallen {
+                            self.tried.push(partner);
+                            accusations.extend(accusation);
+                        }
+                        self.demand = choice.ticket.give_back();
+                        continue;
+                    }
+                }
+            } else {
+                let outgoing = self.asked.outgoing(self.body.clone(), &worker);
+                let sending = pin!(upstream.send(worker.origin(), outgoing));
+                silence::unless_lost(router, &worker, choice.ticket.sent(), sending).await
+            };
+            match answer {
                 Ok(answer) if self.goes_on(&answer) => {
                     router.worker_answered(&worker, router.now());
                     accusations.into_iter().for_each(Accusation::upheld);
@@ -105,6 +127,39 @@ impl Search {
                 Err(SendError::Raced | SendError::Local(_)) => {}
             }
             self.demand = choice.ticket.give_back();
+        }
+    }
+
+    /// To a worker that can compute no prompt, while another one does. An error where none is there for that,
+    /// or that one fails: who it is, and what is held against it.
+    async fn in_two_legs(
+        &self,
+        choice: &mut Choice,
+    ) -> Result<Result<http::Response<Answer>, SendError>, Option<(WorkerId, Option<Accusation>)>> {
+        let Resumer { router, upstream, metrics, .. } = &*self.resumer;
+        let legs = BothLegs {
+            router: Arc::clone(router),
+            upstream: upstream.clone(),
+            metrics: Arc::clone(metrics),
+            asked: Arc::clone(&self.asked),
+        };
+        let read = legs.read().map_err(|_| None)?;
+        let rooms = legs.rooms_at(choice, read).await.ok_or(None)?;
+        let partner = legs.partner((read, rooms), &self.tried).await.map_err(|_| None)?;
+        match legs.send(partner, (&choice.worker, choice.ticket.sent()), &self.body).await {
+            Ok(met) => {
+                choice.ticket.hand_over_beside(met.cached_tokens);
+                Ok(met.answer)
+            }
+            Err(fallen) => {
+                let Fallen { choice: mut partner, how } = *fallen;
+                if matches!(how, Failing::Broke(SendError::Connect(_))) {
+                    router.worker_failed(&partner.worker);
+                }
+                let path = self.asked.parts.uri.path();
+                let accusation = how.charge().map(|charge| partner.ticket.accuse(charge, path));
+                Err(Some((partner.worker.id, accusation)))
+            }
         }
     }
 

@@ -4,12 +4,12 @@
 
 use std::borrow::Cow;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use http::{Method, request::Parts};
 use keyway_wire::extension::{FIELD, RequestExtension};
 
 use super::Obstacle;
-use crate::json::Value;
+use crate::{json::Value, proxy::named_body};
 
 /// A request whose answer can be continued exactly, if its worker has the extension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,7 +82,7 @@ fn is_text_prompt(prompt: Value<'_>) -> bool {
 }
 
 /// Whether a prompt is a list of prompts, of which each has an answer; one of ids is a prompt.
-fn holds_several(prompt: Value<'_>) -> bool {
+pub(in crate::proxy) fn holds_several(prompt: Value<'_>) -> bool {
     let Some(mut items) = prompt.items() else { return false };
     let is_id = |item: &Value<'_>| item.raw().starts_with(|c: char| c.is_ascii_digit());
     let first_is_id = items.next().and_then(Result::ok).is_some_and(|first| is_id(&first));
@@ -100,15 +100,7 @@ fn is_text(format: Value<'_>) -> bool {
 pub(super) fn extended(body: &Bytes, extension: &RequestExtension) -> Bytes {
     // Plain numbers always serialise.
     let extension = serde_json::to_string(extension).unwrap_or_default();
-    let inside = memchr::memchr(b'{', body).map_or(0, |at| at + 1);
-    let rest = &body[inside..];
-    let mut out = BytesMut::with_capacity(body.len() + extension.len() + FIELD.len() + 8);
-    out.put_slice(format!("{{\"{FIELD}\":{extension}").as_bytes());
-    if !rest.trim_ascii_start().starts_with(b"}") {
-        out.put_u8(b',');
-    }
-    out.put_slice(rest);
-    out.freeze()
+    named_body::with_field(body, FIELD, &extension)
 }
 
 #[cfg(test)]

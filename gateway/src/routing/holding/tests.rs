@@ -9,6 +9,7 @@ use crate::{
     clock::Clock,
     fleet::{Model, ejection::Ejections},
     metrics::Metrics,
+    prompt::request::RequestInfo,
     prompt::{
         request::{self, KeyerConfig},
         session::{SaidBy, Session},

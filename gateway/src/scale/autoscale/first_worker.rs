@@ -10,6 +10,7 @@ use prometheus::IntGauge;
 use super::{Autoscale, Pool};
 use crate::{
     clock,
+    config::Role,
     error::Error,
     limits::FIRST_PROBE_PATIENCE,
     prompt::request::RequestInfo,
@@ -20,6 +21,8 @@ use crate::{
 struct Place<'a> {
     scale: &'a Autoscale,
     pool: Arc<Pool>,
+    /// Whose workers answer it.
+    answers: Role,
     waiting: IntGauge,
     outcome: &'static str,
 }
@@ -79,9 +82,10 @@ impl Autoscale {
         }
         let waiting = self.metrics.scale.waiting.with_label_values(&[pool.model.as_str()]);
         waiting.inc();
-        pool.state.lock().first_waiting += 1;
+        let answers = pool.answers();
+        pool.of(answers).first_waiting += 1;
         self.wake.notify_one();
-        Some(Place { scale: self, pool, waiting, outcome: "left" })
+        Some(Place { scale: self, pool, answers, waiting, outcome: "left" })
     }
 }
 
@@ -95,7 +99,7 @@ fn end(place: Option<Place<'_>>, outcome: &'static str) {
 impl Drop for Place<'_> {
     fn drop(&mut self) {
         self.waiting.dec();
-        self.pool.state.lock().first_waiting -= 1;
+        self.pool.of(self.answers).first_waiting -= 1;
         self.scale.waiting.fetch_sub(1, Relaxed);
         let label = [self.pool.model.as_str(), self.outcome];
         self.scale.metrics.scale.waits.with_label_values(&label).inc();

@@ -4,12 +4,14 @@ use keyway_core::autoscale::{ScaleReason, Seen, Sum};
 use serde::Serialize;
 
 use super::{Autoscale, Pool};
+use crate::config::Role;
 
 impl Autoscale {
-    /// Sets the model's series.
-    pub(super) fn show(&self, model: &str, seen: &Seen, sum: &Sum) {
+    /// Sets the series of a model's workers, or of those of a role.
+    pub(super) fn show(&self, model: &str, role: Option<Role>, seen: &Seen, sum: &Sum) {
         let metrics = &self.metrics.scale;
-        let label = [model];
+        let part = role.map_or("", Role::as_str);
+        let label = [model, part];
         metrics.desired.with_label_values(&label).set(sum.desired.into());
         let terms = &sum.terms;
         for (term, workers) in [
@@ -18,7 +20,7 @@ impl Autoscale {
             ("decode", terms.decode),
             ("kv", terms.kv),
         ] {
-            metrics.terms.with_label_values(&[model, term]).set(workers);
+            metrics.terms.with_label_values(&[model, part, term]).set(workers);
         }
         metrics.need.with_label_values(&label).set(sum.need);
         metrics.correction.with_label_values(&label).set(sum.correction);
@@ -27,19 +29,24 @@ impl Autoscale {
         metrics.peak.with_label_values(&label).set(sum.peak.into());
         for reason in ScaleReason::ALL {
             let is = i64::from(reason == sum.reason);
-            metrics.reason.with_label_values(&[model, reason.as_str()]).set(is);
+            metrics.reason.with_label_values(&[model, part, reason.as_str()]).set(is);
         }
         for (state, workers) in [("ready", seen.ready), ("starting", seen.starting)] {
-            metrics.workers.with_label_values(&[model, state]).set(workers.into());
+            metrics.workers.with_label_values(&[model, part, state]).set(workers.into());
         }
         metrics.uncached.with_label_values(&label).set(seen.uncached_tokens_per_s);
         metrics.rate.with_label_values(&label).set(seen.prefill_tokens_per_s);
         metrics.backlog.with_label_values(&label).set(seen.backlog_tokens);
-        let rules = &self.config.models.get(model).unwrap_or(&self.config.default).rules;
+        let rules = &self.config.of(model, role).rules;
         metrics.slo.with_label_values(&label).set(rules.ttft_slo_s);
         for (bound, workers) in [("min", rules.min), ("max", rules.max)] {
-            metrics.bounds.with_label_values(&[model, bound]).set(workers.into());
+            metrics.bounds.with_label_values(&[model, part, bound]).set(workers.into());
         }
+    }
+
+    /// Takes back the series of a model whose workers turn out to have roles.
+    pub(super) fn hide(&self, model: &str) {
+        self.metrics.scale.forget_undivided(model);
     }
 }
 
@@ -48,6 +55,9 @@ impl Autoscale {
 pub struct ScaleRow {
     /// Base model of the fleet; requests for its adapters count here.
     pub model: String,
+    /// For which part of requests these workers are; absent where the model's have no roles.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<Role>,
     /// Workers wanted, from `min` to `max`.
     pub desired: u32,
     /// Which term or bound decided: a [`ScaleReason`] by its name.
@@ -95,12 +105,18 @@ pub struct ScaleRow {
 }
 
 impl Pool {
-    pub(super) fn row(&self) -> Option<ScaleRow> {
-        let state = self.state.lock();
+    /// One for all workers, or one for each role that they have.
+    pub(super) fn rows(&self) -> Vec<ScaleRow> {
+        self.parts().into_iter().filter_map(|role| self.row(role)).collect()
+    }
+
+    fn row(&self, role: Option<Role>) -> Option<ScaleRow> {
+        let state = self.of(role.unwrap_or_default());
         let (seen, sum) = state.last?;
         let rules = state.scaler.rules();
         Some(ScaleRow {
             model: self.model.clone(),
+            role,
             desired: sum.desired,
             reason: sum.reason.as_str(),
             ready: seen.ready,

@@ -12,11 +12,17 @@ use crate::{
     prompt::request::{self, KeyerConfig, RequestInfo},
 };
 
+mod roles;
+
 fn setup(toml: &str) -> (Arc<Autoscale>, Arc<Router>) {
+    setup_with(&["http://127.0.0.1:1"], toml)
+}
+
+fn setup_with(workers: &[&str], toml: &str) -> (Arc<Autoscale>, Arc<Router>) {
     let config = ScaleConfig::try_from(&toml::from_str::<ScaleFile>(toml).unwrap()).unwrap();
     let metrics = Arc::new(Metrics::new().unwrap());
-    let worker: WorkerConfig = "http://127.0.0.1:1".parse().unwrap();
-    let fleet = Arc::new(Fleet::new(&[worker], Duration::ZERO, &Ejections::new(Clock::start(), None)));
+    let workers: Vec<WorkerConfig> = workers.iter().map(|worker| worker.parse().unwrap()).collect();
+    let fleet = Arc::new(Fleet::new(&workers, Duration::ZERO, &Ejections::new(Clock::start(), None)));
     // It was asked, and did not answer: nobody waits for its first probe.
     fleet.all()[0].with_health(|health| health.on_probe(false, Duration::ZERO));
     let keyer = KeyerConfig { key: HashKey::new(1), block_bytes: std::num::NonZeroUsize::new(64).unwrap() };
@@ -25,7 +31,14 @@ fn setup(toml: &str) -> (Arc<Autoscale>, Arc<Router>) {
 }
 
 fn ready(router: &Router, models: &[&str]) {
-    let worker = &router.fleet().all()[0];
+    ready_at(router, 0, models);
+}
+
+fn ready_at(router: &Router, at: usize, models: &[&str]) {
+    make_ready(&router.fleet().all()[at], models, router.now());
+}
+
+fn make_ready(worker: &Worker, models: &[&str], now: Duration) {
     let model = |id: &&str| Model {
         id: (*id).to_owned(),
         parent: None,
@@ -34,7 +47,7 @@ fn ready(router: &Router, models: &[&str]) {
         numerics_id: None,
     };
     worker.set_models(models.iter().map(model).collect());
-    worker.with_health(|health| health.on_probe(true, router.now()));
+    worker.with_health(|health| health.on_probe(true, now));
 }
 
 fn request(model: &str) -> RequestInfo {
@@ -56,9 +69,9 @@ async fn a_request_counts_as_what_it_is_and_is_gone_when_dropped() {
     ready(&router, &["base", "adapter"]);
     let mut demand = scale.enter(&router, &request("adapter"), router.now());
     assert_eq!(state(&scale, "base"), (1, 0, true, 0.0, 0.0));
-    demand.sent(60);
+    demand.sent(60, Role::Both);
     assert_eq!(state(&scale, "base"), (1, 0, false, 60.0, 0.0));
-    demand.sent(40);
+    demand.sent(40, Role::Both);
     assert_eq!(state(&scale, "base"), (1, 0, false, 40.0, 0.0));
     demand.first_token(Duration::from_secs(1));
     demand.first_token(Duration::from_secs(2));
@@ -164,7 +177,7 @@ async fn streams_tell_the_time_between_their_tokens() {
     let s = Duration::from_secs_f64;
     for i in 0..20 {
         let mut demand = scale.enter(&router, &request("base"), router.now());
-        demand.sent(10);
+        demand.sent(10, Role::Both);
         if i % 2 == 0 {
             demand.stream_began(s(1.0));
         }
@@ -193,7 +206,7 @@ async fn streams_that_wait_miss_the_objective_and_who_left_early_does_not() {
     scale.tick(&router);
     drop(left);
     for mut one in served {
-        one.sent(100);
+        one.sent(100, Role::Both);
         one.stream_began(router.now());
         one.first_token(router.now());
     }

@@ -7,11 +7,11 @@ use std::{
     sync::Arc,
 };
 
-use keyway_core::OwnLoad;
+use keyway_core::{OwnLoad, told::Malformed};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::Line;
+use super::{Line, placements::PlacementsHeard};
 use crate::routing::Router;
 
 /// One process that is a gateway; another one after each start.
@@ -35,6 +35,7 @@ type Said = HashMap<String, OwnLoad>;
 pub struct Voice {
     id: GatewayId,
     hearsay: Arc<Hearsay>,
+    placements: Mutex<PlacementsHeard>,
 }
 
 impl Hearsay {
@@ -50,7 +51,7 @@ impl Hearsay {
             return None;
         }
         said.insert(id, Said::new());
-        Some(Voice { id, hearsay: Arc::clone(self) })
+        Some(Voice { id, hearsay: Arc::clone(self), placements: Mutex::default() })
     }
 
     /// Gives workers the sums of what was said: those whom it concerns. Under the lock, so that no older sum
@@ -69,9 +70,11 @@ impl Hearsay {
 }
 
 impl Voice {
-    /// Takes what the gateway says: its load goes to the workers, ids of what is stored to where they are
-    /// kept.
-    pub fn says(&self, line: &Line) {
+    /// Takes what the gateway says: its load goes to the workers, what it has placed into the index, ids of
+    /// what is stored to where they are kept. An error: it says no placements.
+    pub fn says(&self, line: &Line) -> Result<(), Malformed> {
+        let router = &self.hearsay.router;
+        let placed = line.placed.as_ref().map_or(Ok(()), |news| self.placements.lock().take(news, router));
         let mut all_said = self.hearsay.said.lock();
         let said = all_said.entry(self.id).or_default();
         if line.all {
@@ -86,11 +89,13 @@ impl Voice {
             stored.hear(news);
         }
         self.hearsay.router.load_changed();
+        placed
     }
 }
 
 impl Drop for Voice {
     fn drop(&mut self) {
+        self.placements.lock().end(&self.hearsay.router);
         let mut said = self.hearsay.said.lock();
         said.remove(&self.id);
         self.hearsay.pass_on(&said, |_| true, false);

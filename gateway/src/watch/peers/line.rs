@@ -4,7 +4,7 @@
 use keyway_core::OwnLoad;
 use serde::{Deserialize, Serialize};
 
-use super::GatewayId;
+use super::{GatewayId, PlacementNews};
 use crate::stored_state::StoredNews;
 
 /// One word of a gateway.
@@ -21,6 +21,9 @@ pub struct Line {
     /// Ids of what workers store that came there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored: Option<StoredNews>,
+    /// What it has placed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placed: Option<PlacementNews>,
 }
 
 /// What a gateway has at one worker.

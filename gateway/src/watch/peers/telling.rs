@@ -13,7 +13,7 @@ use std::{
 use bytes::Bytes;
 use keyway_core::OwnLoad;
 
-use super::{GatewayId, Line, LoadEntry};
+use super::{GatewayId, Line, LoadEntry, placements::PlacementsTold};
 use crate::{
     clock::{self, Instant, Sleep},
     leaving::Leaving,
@@ -41,14 +41,18 @@ pub struct Telling {
     told: HashMap<String, OwnLoad>,
     /// How many ids of what workers store were told.
     told_ids: u64,
+    /// Of placements, if it asks for them.
+    placements: Option<PlacementsTold>,
 }
 
 impl Telling {
-    /// Lines for who asked with this query (`every_ms`).
+    /// Lines for who asked with this query (`every_ms`; `placements=1`: of placements too).
     pub fn new(router: Arc<Router>, leaving: Arc<Leaving>, id: GatewayId, query: &str) -> Self {
         let every = query.split('&').find_map(|pair| pair.strip_prefix("every_ms=")?.parse().ok());
         let every = every.map_or(PEER_EVERY, Duration::from_millis);
         let now = Instant::now();
+        let asks = query.split('&').any(|pair| pair == "placements=1");
+        let placements = if asks { PlacementsTold::from_now(&router) } else { None };
         Self {
             router,
             leaving,
@@ -58,6 +62,7 @@ impl Telling {
             all_due: now,
             told: HashMap::new(),
             told_ids: 0,
+            placements,
         }
     }
 
@@ -120,8 +125,9 @@ impl Lines for Telling {
             }
             let workers = self.news(all);
             let stored = self.new_ids();
-            if all || !workers.is_empty() || stored.is_some() {
-                let line = Line { gateway: self.id.take(), all, workers, stored };
+            let placed = self.placements.as_mut().and_then(|told| told.news(&self.router));
+            if all || !workers.is_empty() || stored.is_some() || placed.is_some() {
+                let line = Line { gateway: self.id.take(), all, workers, stored, placed };
                 let mut line = serde_json::to_vec(&line).unwrap_or_default();
                 line.push(b'\n');
                 return Poll::Ready(Some(line.into()));

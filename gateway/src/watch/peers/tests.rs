@@ -4,9 +4,12 @@
 use std::{future::poll_fn, num::NonZeroUsize, time::Duration};
 
 use keyway_core::pick::Policy;
-use keyway_wire::block_hash::HashKey;
+use keyway_wire::block_hash::{BlockHash, HashKey};
 
-use super::*;
+use super::{
+    placements::{PlacementsHeard, PlacementsTold},
+    *,
+};
 use crate::{
     clock::Clock,
     config::WorkerConfig,
@@ -61,7 +64,13 @@ async fn all_is_told_at_first_and_each_second_and_what_changes_meanwhile() {
     let second = a.load.start(router.now(), 60, true);
     assert_eq!(
         next(&mut telling).await,
-        Line { gateway: None, all: false, workers: vec![entry("a:1", 2, 2, 1_660)], stored: None }
+        Line {
+            gateway: None,
+            all: false,
+            workers: vec![entry("a:1", 2, 2, 1_660)],
+            stored: None,
+            placed: None
+        }
     );
     assert_eq!(began.elapsed(), Duration::from_millis(20));
     a.load.first_token(router.now(), &first);
@@ -107,13 +116,14 @@ async fn what_others_say_is_summed_and_goes_with_them() {
         let now = worker(&router, name).load.snapshot(router.now(), 1.0);
         (now.requests, now.waiting_prefill_tokens)
     };
-    let line = |all, workers| Line { gateway: None, all, workers, stored: None };
-    one.says(&line(true, vec![entry("a:1", 3, 2, 900), entry("b:1", 1, 0, 0), entry("nobody:1", 9, 9, 9)]));
-    two.says(&line(true, vec![entry("a:1", 1, 1, 50)]));
+    let line = |all, workers| Line { gateway: None, all, workers, stored: None, placed: None };
+    one.says(&line(true, vec![entry("a:1", 3, 2, 900), entry("b:1", 1, 0, 0), entry("nobody:1", 9, 9, 9)]))
+        .unwrap();
+    two.says(&line(true, vec![entry("a:1", 1, 1, 50)])).unwrap();
     assert_eq!((at("a:1"), at("b:1")), ((4, 950), (1, 0)));
-    one.says(&line(false, vec![entry("a:1", 1, 0, 0)]));
+    one.says(&line(false, vec![entry("a:1", 1, 0, 0)])).unwrap();
     assert_eq!((at("a:1"), at("b:1")), ((2, 50), (1, 0)));
-    one.says(&line(true, vec![entry("a:1", 1, 0, 0)]));
+    one.says(&line(true, vec![entry("a:1", 1, 0, 0)])).unwrap();
     assert_eq!((at("a:1"), at("b:1")), ((2, 50), (0, 0)));
     drop(two);
     assert_eq!(at("a:1"), (1, 0));
@@ -126,7 +136,13 @@ async fn what_others_say_is_summed_and_goes_with_them() {
 #[test]
 fn a_line_says_who_speaks_once_and_ids_are_what_they_are() {
     let id: GatewayId = serde_json::from_str("\"00000000000000ff\"").unwrap();
-    let line = Line { gateway: Some(id), all: true, workers: vec![entry("a:1", 1, 0, 7)], stored: None };
+    let line = Line {
+        gateway: Some(id),
+        all: true,
+        workers: vec![entry("a:1", 1, 0, 7)],
+        stored: None,
+        placed: None,
+    };
     let text = serde_json::to_string(&line).unwrap();
     let expected = r#"{"gateway":"00000000000000ff","all":true,"workers":[{"worker":"a:1","requests":1,"waiting":0,"waiting_tokens":7}]}"#;
     assert_eq!(text, expected);
@@ -154,4 +170,61 @@ async fn who_asks_for_no_time_or_an_odd_one_gets_one_that_is_fit() {
         a.load.cancelled(router.now(), &request);
         a.load.end();
     }
+}
+
+/// A router that tells its placements, by names of this key.
+fn telling_router(workers: &[&str], key: u64) -> Arc<Router> {
+    let clock = Clock::start();
+    let configs: Vec<_> =
+        workers.iter().map(|url| WorkerConfig::all_of(&url.parse().unwrap()).unwrap()).collect();
+    let fleet = Arc::new(Fleet::new(&configs.concat(), clock.now(), &Ejections::new(clock, None)));
+    let keyer = KeyerConfig { key: HashKey::new(key), block_bytes: NonZeroUsize::new(64).unwrap() };
+    let metrics = Arc::new(Metrics::new().unwrap());
+    let router = Router::new(fleet, metrics, clock, Policy::Prefix, keyer, 1 << 16);
+    Arc::new(router.with_told_placements(1 << 16))
+}
+
+/// Sends a chain to a worker; what is told to who has listened from the start.
+fn place(router: &Arc<Router>, told: &mut PlacementsTold, name: &str, blocks: u64) -> PlacementNews {
+    let chain: Vec<BlockHash> = (1..=blocks).map(BlockHash).collect();
+    let worker = worker(router, name);
+    drop(router.place_for_tests(&worker, &chain));
+    told.news(router).unwrap()
+}
+
+fn heard(router: &Arc<Router>, outcome: &str) -> f64 {
+    let text = String::from_utf8(router.metrics().render()).unwrap();
+    let series = format!("keyway_peer_placements_heard_total{{outcome=\"{outcome}\"}} ");
+    text.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok()).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_one_places_others_find_there_too() {
+    let (one, two) = (telling_router(&["http://a:1", "http://b:1"], 1), telling_router(&["http://b:1"], 1));
+    let mut told = PlacementsTold::from_now(&one).unwrap();
+    let first = told.news(&one).unwrap();
+    assert!(first.words.is_empty() && first.names == two.names_check() && told.news(&one).is_none());
+    let mut voice = PlacementsHeard::default();
+    let resident = |router: &Arc<Router>| {
+        let id = worker(router, "b:1").id;
+        router.index().with(|index| index.resident(id))
+    };
+    voice.take(&place(&one, &mut told, "b:1", 9), &two).unwrap();
+    assert_eq!((resident(&two), heard(&two, "recorded")), (9, 1.0));
+    let more = place(&one, &mut told, "b:1", 12);
+    assert!(more.words.len() < 80, "what it adds alone: {}", more.words);
+    voice.take(&more, &two).unwrap();
+    assert_eq!(resident(&two), 12);
+    voice.take(&place(&one, &mut told, "a:1", 9), &two).unwrap();
+    assert_eq!((resident(&two), heard(&two, "elsewhere")), (12, 1.0));
+    // One who names otherwise is not believed, and who says nonsense is.
+    let other = telling_router(&["http://b:1"], 2);
+    voice.take(&more, &other).unwrap();
+    assert_eq!((resident(&other), heard(&other, "other_names")), (0, 1.0));
+    for words in ["_", "AAAA", "CQ"] {
+        let news = PlacementNews { words: words.to_owned(), ..first.clone() };
+        assert!(PlacementsHeard::default().take(&news, &two).is_err(), "{words}");
+    }
+    let silent = router(&["http://b:1"]);
+    assert!(PlacementsTold::from_now(&silent).is_none());
 }

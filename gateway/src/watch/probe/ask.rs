@@ -2,11 +2,14 @@
 //! Engines differ: many have `/health`, some only `/v1/models`; some protect the latter with a key and some
 //! have none.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header, uri::PathAndQuery};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use keyway_core::health::State;
 
-use super::{faults, models::read_models};
+use super::{faults, models::read_models, parts};
 use crate::{
     clock,
     fleet::{Cause, Fault, Worker},
@@ -37,7 +40,7 @@ impl From<Fault> for Found {
 }
 
 /// Asks whether it is up and which models it serves, and notes these.
-pub(super) async fn probe(worker: &Worker, upstream: &Upstream, metrics: &Metrics) -> Found {
+pub(super) async fn probe(worker: &Worker, upstream: &Upstream, metrics: &Metrics, now: Duration) -> Found {
     let healthy = match question(worker, upstream, HEALTH).await {
         Ok(_) => Ok(()),
         Err(fault) if fault.cause == Cause::TooLarge => Ok(()),
@@ -53,6 +56,11 @@ pub(super) async fn probe(worker: &Worker, upstream: &Upstream, metrics: &Metric
         (Ok(models), _) => {
             for model in &models {
                 metrics.admit_model(&model.id);
+            }
+            // Before it is up: sent as to another kind of worker, a request would hang there.
+            if parts::is_sglang(worker, &models) && worker.parts_are_due(worker.state() != State::Ready, now)
+            {
+                parts::learn(worker, upstream).await;
             }
             worker.set_models(models);
             Found::Up(faults::nothing_served(worker))

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{BILLING, Conversation, ConversationError, message, take, take_text, tools};
+use super::{BILLING, Conversation, ConversationError, TemplateTraits, message, take, take_text, tools};
 use crate::{ChatTemplate, Field, Message};
 
 /// As far as its prompt depends on it.
@@ -25,15 +25,39 @@ struct Body<'a> {
 const UNSUPPORTED: ConversationError = ConversationError::Unsupported("a content of no kind");
 
 impl<'a> Conversation<'a> {
-    /// Of a request to `/v1/messages`. What the system says among the messages stays where it is, unless the
-    /// template takes it in front alone.
+    /// Of a request to `/v1/messages`, as vLLM reads it. What the system says among the messages stays where
+    /// it is, unless the template takes it in front alone.
     ///
     /// # Errors
     /// It is no such request.
     pub fn from_messages(body: &'a [u8], template: &ChatTemplate) -> Result<Self, ConversationError> {
+        Self::of_messages(body, template.traits(), template.traits().system_comes_first)
+    }
+
+    /// The same with what the system says always where it is. Where the template does not show it there, the
+    /// messages are those that `reminding` makes of them.
+    ///
+    /// # Errors
+    /// It is no such request.
+    pub fn from_messages_in_place(
+        body: &'a [u8],
+        template: &ChatTemplate,
+        reminding: impl FnOnce(Vec<Message<'a>>) -> Vec<Message<'a>>,
+    ) -> Result<Self, ConversationError> {
+        let mut chat = Self::of_messages(body, template.traits(), false)?;
+        if !template.traits().shows_late_systems {
+            chat.messages = reminding(chat.messages);
+        }
+        Ok(chat)
+    }
+
+    fn of_messages(
+        body: &'a [u8],
+        traits: &TemplateTraits,
+        moves_in_front: bool,
+    ) -> Result<Self, ConversationError> {
         let mut body: Body<'_> = serde_json::from_slice(body)
             .map_err(|_| ConversationError::Unsupported("no messages request"))?;
-        let traits = template.traits();
         let tools = tools_in_effect(body.tools, &body.messages)?;
         let mut system = Vec::new();
         if let Some(field) = body.system.take() {
@@ -51,7 +75,7 @@ impl<'a> Conversation<'a> {
                     let mut texts = Vec::new();
                     system_texts(content, &mut texts)?;
                     texts.retain(|text| !text.starts_with(BILLING));
-                    if traits.system_comes_first {
+                    if moves_in_front {
                         system.append(&mut texts);
                     } else if let Some(text) = joined(texts) {
                         messages.push(message([("role", Field::Text(role)), ("content", Field::Text(text))]));
@@ -188,7 +212,11 @@ fn take_block(
             Some(_) => return Err(ConversationError::Unsupported("an assistant's result in parts")),
         },
         "redacted_thinking" | "tool_reference" => {}
-        _ => return Err(ConversationError::Unsupported("a block of no known type")),
+        _ => {
+            return Err(ConversationError::Unsupported(
+                "a block that is no text, image, thought, call or result",
+            ));
+        }
     }
     Ok(())
 }

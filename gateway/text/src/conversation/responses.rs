@@ -62,7 +62,7 @@ impl<'a> Conversation<'a> {
         let mut chat = Self::of(messages);
         chat.ending = ending;
         let given = body.tools.filter(|tools| !tools.is_empty());
-        chat.tools = given.map(tools::of_responses).transpose()?;
+        chat.tools = given.map(tools::responses_tools).transpose()?;
         chat.variables = body.chat_template_kwargs.unwrap_or_default();
         chat.reason(body.reasoning.as_ref().and_then(|reasoning| reasoning.get("effort")));
         Ok(chat)

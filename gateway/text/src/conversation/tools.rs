@@ -8,7 +8,7 @@ use super::{ConversationError, take};
 /// What separates the name of a namespace from that of a function in it.
 const NAMESPACE_END: &str = "__";
 
-const NO_FUNCTION: ConversationError = ConversationError::Unsupported("a tool that is no function");
+const NO_FUNCTION: ConversationError = ConversationError::Tools("one of them is no function");
 
 /// A function by its fields. What is not said of `strict` and `defer_loading` is left out, and what is not
 /// said of the others is `null`.
@@ -81,9 +81,12 @@ pub(super) fn of_anthropic(definition: Value) -> Result<Value, ConversationError
     Ok(tool(function(name, fields, "input_schema")?))
 }
 
-/// Of a request to OpenAI's Responses. What is no function there, such as a search of the engine's own, no
-/// template hears of.
-pub(super) fn of_responses(tools: Vec<Value>) -> Result<Vec<Value>, ConversationError> {
+/// The `tools` of a request to OpenAI's Responses in the form of chat completions. What is no function there,
+/// such as a search of the engine's own, no template hears of.
+///
+/// # Errors
+/// One of them is of no kind, or a function without a name.
+pub fn responses_tools(tools: Vec<Value>) -> Result<Vec<Value>, ConversationError> {
     let mut functions = Vec::with_capacity(tools.len());
     for tool in tools {
         let mut fields = object(tool)?;

@@ -7,7 +7,8 @@ use super::*;
 /// What is found of a text that comes in `pieces`, neighbouring pieces of a call joined.
 fn calls(format: CallFormat, pieces: &[&str]) -> (String, Vec<(String, String)>) {
     let parameters = serde_json::json!({"properties": {"n": {"type": "integer"}, "s": {"type": "string"}}});
-    let mut reader = CallReader::new(format, &[Function { name: "f".to_owned(), parameters }]).unwrap();
+    let mut reader =
+        CallReader::new(format, &Arc::from([Function { name: "f".to_owned(), parameters }])).unwrap();
     let (mut content, mut calls) = (String::new(), Vec::<(String, String)>::new());
     let mut note = |found: Found| {
         content.push_str(&found.content);

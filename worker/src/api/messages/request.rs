@@ -1,13 +1,13 @@
 //! The fields of Anthropic's requests that chats write in another way: the prompt, the functions, the form of
 //! the answer. Temperature and the like are taken as a chat's.
 
-use keyway_text::Conversation;
+use keyway_text::{ChatTemplate, Conversation};
 use serde_json::{Map, Value, json};
 
 use crate::api::App;
 use crate::api::error::ApiError;
 use crate::api::params::{Params, kind};
-use crate::api::prompt::PromptSource;
+use crate::api::prompt::{PromptSource, reads_effort};
 use crate::api::tools::{ToolChoice, Tools};
 use crate::request_memory::Turn;
 
@@ -29,7 +29,7 @@ pub(in crate::api) fn take(
         return Err(ApiError::invalid_value("thinking.budget_tokens", what));
     }
     params.put("max_tokens", max_tokens);
-    take_form(params)?;
+    take_form(&app.text.template, params)?;
     let (choice, parallel) = take_choice(params)?;
     let conversation = take_conversation(app, params, body)?;
     let tools = Tools::told(conversation.tools(), choice, parallel)?;
@@ -44,9 +44,11 @@ pub(super) fn take_prompt(
     body: &[u8],
     turn: &Turn,
 ) -> Result<PromptSource, ApiError> {
+    // What a request does with its messages does not change their number of tokens.
+    params.take("compaction");
     // Of the prompt's, what thinking costs is the template's matter.
     take_thinking(params)?;
-    take_form(params)?;
+    take_form(&app.text.template, params)?;
     take_choice(params)?;
     let conversation = take_conversation(app, params, body)?;
     PromptSource::conversation(&app.text, conversation, "messages", None, turn)
@@ -58,6 +60,10 @@ fn take_conversation<'a>(
     params: &mut Params,
     body: &'a [u8],
 ) -> Result<Conversation<'a>, ApiError> {
+    // A client whose thread is refused sends the whole conversation; one that goes on would be misunderstood.
+    if params.take("thread").is_some() {
+        return Err(ApiError::no_threads());
+    }
     let wrong = |name: &str, what: &str, found: &Value| {
         ApiError::invalid_value(name, format!("'{name}' must be {what}, not {}.", kind(found)))
     };
@@ -78,7 +84,7 @@ fn take_conversation<'a>(
         Some(other) => return Err(wrong("tools", "an array", &other)),
     }
     params.take_object("chat_template_kwargs")?;
-    Conversation::from_messages(body, &app.text.template)
+    keyway_apis::messages_in_place(body, &app.text.template)
         .map_err(|error| ApiError::conversation(&error, "messages"))
 }
 
@@ -103,11 +109,14 @@ fn take_thinking(params: &mut Params) -> Result<Option<usize>, ApiError> {
     Ok(Some(budget))
 }
 
-/// Makes `output_config.format` a chat's `response_format`. Its effort is the conversation's matter.
-fn take_form(params: &mut Params) -> Result<(), ApiError> {
+/// Makes `output_config.format` a chat's `response_format`. Its effort is the conversation's matter, if the
+/// template makes anything of it.
+fn take_form(template: &ChatTemplate, params: &mut Params) -> Result<(), ApiError> {
     let Some(mut config) = params.take_object("output_config")? else { return Ok(()) };
     let format = config.remove("format").filter(|format| !format.is_null());
-    let left = config.keys().filter(|name| *name != "effort");
+    let effort = config.get("effort").and_then(Value::as_str);
+    let reads = effort.is_none_or(|effort| reads_effort(template, effort));
+    let left = config.keys().filter(|name| *name != "effort" || !reads);
     left.for_each(|name| params.ignore(format!("output_config.{name}")));
     let Some(format) = format else { return Ok(()) };
     let schema = format.get("schema").filter(|schema| schema.is_object());

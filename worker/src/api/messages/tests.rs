@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 
-use http::Method;
+use http::{Method, StatusCode};
+use serde_json::json;
 
 use super::*;
-use crate::api::App;
-use crate::api::tests::scripted::{Got, ask, saying};
+use crate::api::tests::scripted::{Got, ask, ask_as_anthropics, saying};
+use crate::api::{App, JSON};
 
 const ALL: &str = "<think>Hm.</think>Let me look.\n<tool_call>{\"name\": \"look\", \"arguments\": {\"at\": \
                    \"it\"}}</tool_call>\n<tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>";
@@ -165,6 +166,7 @@ async fn what_is_not_acted_on_is_named_and_what_decides_is_refused() {
     names.sort_unstable();
     let expected = [
         "context_management",
+        "output_config.effort",
         "output_config.task_budget",
         "session_id",
         "thinking.budget_tokens",
@@ -189,6 +191,7 @@ async fn what_is_not_acted_on_is_named_and_what_decides_is_refused() {
         json!({"tools": [{"name": "a b", "input_schema": {}}]}),
         json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
         json!({"output_config": {"format": {"type": "xml"}}}),
+        json!({"compaction": {"type": "summary"}}),
         json!({"keyway": {}}),
     ] {
         let got = send(&app, &more).await;
@@ -200,6 +203,57 @@ async fn what_is_not_acted_on_is_named_and_what_decides_is_refused() {
 }
 
 #[tokio::test]
+async fn a_thread_is_refused_so_that_clients_send_the_whole_conversation() {
+    let app = saying("Yes");
+    for thread in [json!({"type": "create"}), json!({"type": "continue", "previous_message_id": "msg_1"})] {
+        let mut body = request(&json!({"thread": thread}));
+        for path in ["/v1/messages", "/v1/messages/count_tokens"] {
+            let got = ask(&app, Method::POST, path, &body).await;
+            let error = got.json();
+            assert_eq!(
+                (got.status, &error["error"]["type"]),
+                (StatusCode::BAD_REQUEST, &json!("invalid_request_error"))
+            );
+            assert_eq!(
+                error["error"]["details"],
+                json!({"error_code": "thread_unsupported_request"}),
+                "{path}"
+            );
+        }
+        body["thread"] = Value::Null;
+        assert_eq!(ask(&app, Method::POST, "/v1/messages", &body).await.status, 200);
+    }
+    assert_eq!(send(&app, &json!({"max_tokens": 0})).await.json()["error"].get("details"), None);
+}
+
+#[tokio::test]
+async fn models_are_listed_as_this_api_s_clients_read_them() {
+    let app = saying("Yes");
+    let page = ask_as_anthropics(&app, "/v1/models?limit=5").await;
+    assert_eq!(page.headers.get("request-id"), page.headers.get("x-request-id"));
+    let page = page.json();
+    let model = &page["data"][0];
+    assert_eq!((&page["first_id"], &page["has_more"]), (&json!("m"), &json!(false)));
+    assert_eq!((&model["type"], &model["display_name"]), (&json!("model"), &json!("m")));
+    assert_eq!(&ask_as_anthropics(&app, "/v1/models/m").await.json(), model);
+    for (path, status) in [("/v1/models/n", 404), ("/v1/models?limit=no", 400)] {
+        let refused = ask_as_anthropics(&app, path).await;
+        assert_eq!((refused.status.as_u16(), &refused.json()["type"]), (status, &json!("error")), "{path}");
+    }
+    let others = ask(&app, Method::GET, "/v1/models", &Value::Null).await;
+    assert_eq!((&others.json()["object"], others.headers.get("request-id")), (&json!("list"), None));
+    let told = send(&app, &json!({})).await;
+    assert_eq!(told.headers.get("request-id"), told.headers.get("x-request-id"));
+}
+
+#[tokio::test]
+async fn a_tool_that_is_no_function_is_refused_under_its_own_name() {
+    let got = send(&saying("Yes"), &json!({"tools": [{"type": "bash_20250124", "name": "bash"}]})).await;
+    let message = got.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.starts_with("'tools' cannot be read: one of them is no function."), "{message}");
+}
+
+#[tokio::test]
 async fn a_prompt_is_counted_as_the_message_counts_it() {
     let app = saying("Yes");
     let mut more = tools();
@@ -207,10 +261,31 @@ async fn a_prompt_is_counted_as_the_message_counts_it() {
     let usage = send(&app, &more).await.json()["usage"].clone();
     let mut body = request(&more);
     body.as_object_mut().unwrap().remove("max_tokens");
+    body["compaction"] = json!({"type": "summary"});
     let counted = ask(&app, Method::POST, "/v1/messages/count_tokens", &body).await;
     assert_eq!(counted.json(), json!({"input_tokens": usage["input_tokens"]}), "{usage}");
     let refused = ask(&app, Method::GET, "/v1/messages/count_tokens", &Value::Null).await;
     assert_eq!((refused.status, &refused.json()["type"]), (StatusCode::METHOD_NOT_ALLOWED, &json!("error")));
+}
+
+/// In front, each new one would make the whole prompt another.
+#[tokio::test]
+async fn what_the_system_says_late_stays_where_it_stands() {
+    let each = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
+    let refuses = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
+                   {{ raise_exception('first') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}";
+    let said = json!({"system": "S", "messages": [{"role": "user", "content": "Hi"}, {"role": "system", "content": "Be brief."}]});
+    for (source, prompt) in [
+        (each, "<system>S<user>Hi<system>Be brief."),
+        (refuses, "<system>S<user>Hi\n\n<system-reminder>\nBe brief.\n</system-reminder>"),
+    ] {
+        let mut app = saying("Yes");
+        let template = keyway_text::ChatTemplate::from_source(source, serde_json::Map::new()).unwrap();
+        Arc::get_mut(&mut app).unwrap().text.template = Arc::new(template);
+        let counted = ask(&app, Method::POST, "/v1/messages/count_tokens", &request(&said)).await;
+        assert_eq!(counted.json(), json!({"input_tokens": prompt.len()}), "a byte is a token");
+        assert_eq!(send(&app, &said).await.json()["usage"]["input_tokens"], prompt.len());
+    }
 }
 
 #[tokio::test]
@@ -231,7 +306,17 @@ fn an_error_has_the_class_by_which_clients_come_back_or_do_not() {
         (ApiError::engine_stopped(), "api_error"),
         (ApiError::missing("max_tokens"), "invalid_request_error"),
     ] {
-        assert_eq!(told(&error)["error"]["type"], kind);
+        assert_eq!(error_of(&error)["error"]["type"], kind);
     }
-    assert!(has("/v1/messages") && has("/v1/messages/count_tokens") && !has("/v1/messages2"));
+    let version = HeaderMap::from_iter([(http::HeaderName::from_static(ANTHROPIC_VERSION), JSON)]);
+    for (path, without, with) in [
+        ("/v1/messages", true, true),
+        ("/v1/messages/count_tokens", true, true),
+        ("/v1/messages2", false, false),
+        ("/v1/models", false, true),
+        ("/v1/models/org/name", false, true),
+        ("/v1/chat/completions", false, false),
+    ] {
+        assert_eq!((has(path, &HeaderMap::new()), has(path, &version)), (without, with), "{path}");
+    }
 }

@@ -33,6 +33,9 @@ fn join(store: &ResponseStore, body: &[u8]) -> Result<(Vec<u8>, Option<String>),
     let mut params = Params::parse(body)?;
     let Some(id) = params.take_string(FIELD)? else { return Ok((body.to_vec(), None)) };
     let kept = store.find(&id).ok_or_else(|| ApiError::response_not_found(&id, FIELD))?;
+    if kept.state.is_making() {
+        return Err(ApiError::response_unfinished(&id, FIELD));
+    }
     let input = params.take("input").ok_or_else(|| ApiError::missing("input"))?;
     let new = items_of(&input)?;
     let mut joined = serde_json::to_vec(&params.into_fields()).map_err(ApiError::internal)?;

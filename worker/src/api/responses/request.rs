@@ -1,15 +1,17 @@
 //! The fields of OpenAI's Responses that chats write in another way: the prompt, the functions, the form of
 //! the answer. Temperature and the like are taken as a chat's. What the answer repeats is noted.
 
+use std::collections::HashSet;
+
+use keyway_apis::responses::ToolNames;
 use keyway_text::Conversation;
 use serde_json::{Map, Value, json};
 
-use super::names::ToolNames;
 use super::previous::items_of;
 use crate::api::App;
 use crate::api::error::ApiError;
 use crate::api::params::Params;
-use crate::api::prompt::PromptSource;
+use crate::api::prompt::{PromptSource, reads_effort};
 use crate::api::tools::{ToolChoice, Tools};
 use crate::api::work::memory_of;
 use crate::request_memory::Turn;
@@ -21,6 +23,8 @@ pub(in crate::api) struct Asked {
     pub(in crate::api) repeated: Map<String, Value>,
     /// The input's items as JSON, if the answer is to be kept.
     pub(in crate::api) items: Option<Vec<u8>>,
+    /// Whether its client asks for the answer later.
+    pub(in crate::api) in_background: bool,
     pub(super) names: ToolNames,
 }
 
@@ -48,7 +52,7 @@ pub(in crate::api) struct Taken {
 struct Choice {
     choice: ToolChoice,
     /// None but these, where a request says which.
-    allowed: Option<Vec<String>>,
+    allowed: Option<HashSet<String>>,
 }
 
 /// Takes a generation's prompt and functions. What else a chat has under another name gets that name.
@@ -62,17 +66,19 @@ pub(in crate::api) fn take(
     let items = items_of(&input)?;
     drop(input);
     let stores = params.take_bool("store")?.unwrap_or(true);
+    let in_background = take_background(params, stores)?;
     let tools = params.take_array("tools")?.unwrap_or_default();
     let names = ToolNames::of(&tools);
     let parallel = params.take_bool("parallel_tool_calls")?.unwrap_or(true);
     let mut repeated = repeated(app, params)?;
     repeated.insert("parallel_tool_calls".to_owned(), parallel.into());
     repeated.insert("store".to_owned(), stores.into());
+    repeated.insert("background".to_owned(), in_background.into());
     let choice = params.take("tool_choice");
     repeated.insert("tool_choice".to_owned(), choice.clone().unwrap_or_else(|| "auto".into()));
     take_lengths(params, &mut repeated)?;
     take_form(params, &mut repeated)?;
-    take_reasoning(params, &mut repeated)?;
+    take_reasoning(app, params, &mut repeated)?;
     if tools.iter().any(|tool| tool["type"] == "custom" && tool["format"]["type"] == "grammar") {
         params.ignore("tools.format".to_owned());
     }
@@ -82,20 +88,34 @@ pub(in crate::api) fn take(
         Conversation::from_responses(body).map_err(|error| ApiError::conversation(&error, "input"))?;
     let Choice { choice, allowed } = chosen(choice.as_ref(), &names)?;
     let is_allowed = |tool: &&Value| {
-        let named = |name: &String| tool["function"]["name"] == **name;
-        allowed.as_ref().is_none_or(|allowed| allowed.iter().any(named))
+        let name = tool["function"]["name"].as_str();
+        allowed.as_ref().is_none_or(|allowed| name.is_some_and(|name| allowed.contains(name)))
     };
     let callable: Vec<Value> = conversation.tools().iter().filter(is_allowed).cloned().collect();
     let tools = Tools::told(&callable, choice, parallel)?;
     let max_len = Some(app.model.max_model_len);
     let source = PromptSource::conversation(&app.text, conversation, "input", max_len, turn)?;
-    Ok(Taken { source, tools, asked: Asked { repeated, items: stores.then_some(items), names } })
+    let asked = Asked { repeated, items: stores.then_some(items), in_background, names };
+    Ok(Taken { source, tools, asked })
+}
+
+/// Whether the client asks for the answer later: one that is kept, and that is no stream.
+fn take_background(params: &mut Params, stores: bool) -> Result<bool, ApiError> {
+    if !params.take_bool("background")?.unwrap_or(false) {
+        return Ok(false);
+    }
+    let streams = params.get("stream").is_some_and(|stream| *stream == true);
+    let what = match (stores, streams) {
+        (false, _) => "'background' needs 'store': the answer is asked for later.",
+        (true, true) => "'background' does not go with 'stream': ask for the answer until it is complete.",
+        (true, false) => return Ok(true),
+    };
+    Err(ApiError::unsupported("background", what))
 }
 
 /// What an answer repeats as it came, or says by itself where nothing came.
 fn repeated(app: &App, params: &mut Params) -> Result<Map<String, Value>, ApiError> {
     let mut repeated = Map::new();
-    repeated.insert("background".to_owned(), false.into());
     for name in ["instructions", "user", "prompt_cache_key", "safety_identifier"] {
         repeated.insert(name.to_owned(), params.take_string(name)?.into());
     }
@@ -164,8 +184,12 @@ fn take_form(params: &mut Params, repeated: &mut Map<String, Value>) -> Result<(
 }
 
 /// Notes what of the reasoning is not the conversation's matter.
-fn take_reasoning(params: &mut Params, repeated: &mut Map<String, Value>) -> Result<(), ApiError> {
+fn take_reasoning(app: &App, params: &mut Params, repeated: &mut Map<String, Value>) -> Result<(), ApiError> {
     let mut reasoning = params.take_object("reasoning")?.unwrap_or_default();
+    let effort = reasoning.get("effort").and_then(Value::as_str);
+    if effort.is_some_and(|effort| !reads_effort(&app.text.template, effort)) {
+        params.ignore("reasoning.effort".to_owned());
+    }
     let others = reasoning.iter().filter(|(name, value)| *name != "effort" && !value.is_null());
     let others: Vec<String> = others.map(|(name, _)| format!("reasoning.{name}")).collect();
     for name in others {

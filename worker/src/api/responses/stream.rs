@@ -1,12 +1,11 @@
-//! A response in OpenAI's events, each with its number: it is created, its items grow, it is completed.
+//! A response in OpenAI's events.
 
-use serde_json::{Value, json};
-
-use super::answer::{Making, Status};
+use super::answer::Making;
 use crate::answer::reader::Shown;
 use crate::api::error::ApiError;
 use crate::api::running::Running;
 use crate::api::stream::Events;
+use crate::api::told::said;
 
 /// Tells one response.
 #[derive(Debug)]
@@ -22,25 +21,19 @@ impl ResponseEvents {
 
 impl Events for ResponseEvents {
     fn begin(&mut self, out: &mut Vec<u8>) {
-        for event in ["response.created", "response.in_progress"] {
-            let response = self.making.told(Status::InProgress, Value::Null);
-            self.making.items.tell(out, event, json!({"response": response}));
-        }
+        self.making.writer.begin(out);
     }
 
     fn say(&mut self, out: &mut Vec<u8>, _choices: &mut [Running], _index: usize, text: Shown) {
-        self.making.items.add(out, text);
+        self.making.writer.add(out, said(text));
     }
 
     fn end(&mut self, out: &mut Vec<u8>, choices: &mut [Running]) {
         let Some(choice) = choices.first() else { return };
-        let ended = self.making.end(out, choice);
-        self.making.items.tell(out, ended.event, json!({"response": ended.response}));
+        self.making.end(out, choice);
     }
 
     fn fail(&mut self, out: &mut Vec<u8>, error: &ApiError) {
-        self.making.items.close(out, "incomplete");
-        let response = self.making.told(Status::Failed(&error.detail().message), Value::Null);
-        self.making.items.tell(out, "response.failed", json!({"response": response}));
+        self.making.writer.fail(out, &error.detail().message);
     }
 }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::api::App;
 use crate::api::tests::scripted::{Got, ask, saying};
+use crate::request_memory::RequestMemory;
 
 const PATH: &str = "/v1/responses";
 
@@ -160,6 +161,23 @@ async fn a_conversation_goes_on_by_the_id_of_its_last_answer() {
     assert!(more_tokens, "{third}");
     let path = format!("{PATH}/{}", third["id"].as_str().unwrap());
     assert_eq!(ask(&app, Method::GET, &path, &Value::Null).await.json(), third);
+    for (method, rest, status, code) in [
+        (Method::GET, "?stream=true", StatusCode::BAD_REQUEST, "unsupported_parameter"),
+        (Method::GET, "/output_items", StatusCode::NOT_FOUND, "unknown_url"),
+        (Method::GET, "/input_items?limit=0", StatusCode::BAD_REQUEST, "invalid_value"),
+        (Method::GET, "/cancel", StatusCode::METHOD_NOT_ALLOWED, "method_not_supported"),
+        (Method::POST, "/cancel", StatusCode::BAD_REQUEST, "not_in_background"),
+        (Method::POST, "", StatusCode::NOT_FOUND, "unknown_url"),
+        (Method::PUT, "", StatusCode::METHOD_NOT_ALLOWED, "method_not_supported"),
+    ] {
+        let got = ask(&app, method, &format!("{path}{rest}"), &Value::Null).await;
+        assert_eq!((got.status, &got.json()["error"]["code"]), (status, &json!(code)), "{rest}");
+    }
+    let said = ask(&app, Method::GET, &format!("{path}/input_items?order=asc"), &Value::Null).await.json();
+    let said = said["data"].as_array().unwrap().iter().map(|item| &item["content"][0]["text"]);
+    assert_eq!(said.collect::<Vec<_>>(), ["Hi", "Yes", "And?", "Yes", "So?"]);
+    let plainly = ask(&app, Method::GET, &format!("{path}?stream=false&include=x"), &Value::Null).await;
+    assert_eq!(plainly.json(), third);
     let gone = ask(&app, Method::DELETE, &path, &Value::Null).await.json();
     assert_eq!((&gone["deleted"], &gone["id"]), (&json!(true), &third["id"]));
     for unknown in [third["id"].clone(), written_out["id"].clone(), json!("resp_none")] {
@@ -172,6 +190,50 @@ async fn a_conversation_goes_on_by_the_id_of_its_last_answer() {
         assert_eq!(
             ask(&app, Method::GET, &path, &Value::Null).await.json()["error"]["code"],
             "response_not_found"
+        );
+    }
+}
+
+/// Asks for a response until it has ended.
+async fn ended(app: &Arc<App>, id: &Value) -> Value {
+    loop {
+        let path = format!("{PATH}/{}", id.as_str().unwrap());
+        let now = ask(app, Method::GET, &path, &Value::Null).await.json();
+        if !["queued", "in_progress"].contains(&now["status"].as_str().unwrap()) {
+            return now;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn an_answer_may_be_asked_for_later() {
+    let app = saying("Yes");
+    let queued = answer(&app, &json!({"background": true, "metadata": {"a": "b"}})).await;
+    assert_eq!((&queued["status"], &queued["background"]), (&json!("queued"), &json!(true)));
+    assert_eq!((&queued["output"], &queued["usage"]), (&json!([]), &Value::Null));
+    let done = ended(&app, &queued["id"]).await;
+    assert_eq!(
+        (&done["status"], &done["output"][0]["content"][0]["text"]),
+        (&json!("completed"), &json!("Yes"))
+    );
+    assert!(done["usage"]["output_tokens"].is_u64() && done["metadata"] == queued["metadata"]);
+    // It goes on as any other, and can be cancelled no more.
+    let path = format!("{PATH}/{}/cancel", done["id"].as_str().unwrap());
+    assert_eq!(ask(&app, Method::POST, &path, &Value::Null).await.json(), done);
+    let second = answer(&app, &json!({"previous_response_id": done["id"], "input": "And?"})).await;
+    assert_eq!(second["background"], false);
+    let breaks = saying("ab\0");
+    let queued = answer(&breaks, &json!({"background": true})).await;
+    let failed = ended(&breaks, &queued["id"]).await;
+    assert_eq!((&failed["status"], &failed["error"]["code"]), (&json!("failed"), &json!("server_error")));
+    for more in [json!({"store": false}), json!({"stream": true})] {
+        let mut body = more.clone();
+        body["background"] = true.into();
+        let refused = send(&app, &body).await;
+        assert_eq!(
+            (refused.status, &refused.json()["error"]["param"]),
+            (StatusCode::BAD_REQUEST, &json!("background"))
         );
     }
 }
@@ -225,12 +287,15 @@ async fn an_answer_repeats_its_request_and_what_is_not_acted_on_is_named() {
     }
     let mut names: Vec<&str> = got.headers["x-keyway-ignored"].to_str().unwrap().split(", ").collect();
     names.sort_unstable();
-    assert_eq!(names, ["include", "reasoning.summary", "session_id", "text.verbosity", "truncation"]);
+    assert_eq!(
+        names,
+        ["include", "reasoning.effort", "reasoning.summary", "session_id", "text.verbosity", "truncation"]
+    );
     for more in [
         json!({"input": null}),
         json!({"input": 1}),
         json!({"input": [{"type": "sound"}]}),
-        json!({"background": true}),
+        json!({"background": "yes"}),
         json!({"conversation": "c"}),
         json!({"prompt": {"id": "p"}}),
         json!({"keyway": {}}),
@@ -246,5 +311,43 @@ async fn an_answer_repeats_its_request_and_what_is_not_acted_on_is_named() {
             (StatusCode::BAD_REQUEST, &json!("invalid_request_error")),
             "{more}"
         );
+    }
+}
+
+/// Agents with many servers of tools send very many; each is looked at once.
+#[tokio::test]
+async fn very_many_tools_and_large_forms_are_taken_or_refused_by_what_is_too_much() {
+    let name = |n: usize| format!("f{n}");
+    let tools: Vec<Value> = (0..20_000)
+        .map(
+            |n| json!({"type": "function", "name": name(n), "description": "x".repeat(50), "parameters": {}}),
+        )
+        .collect();
+    let all: Vec<Value> = (0..20_000).map(|n| json!({"type": "function", "name": name(n)})).collect();
+    let allowed = json!({"type": "allowed_tools", "mode": "auto", "tools": all});
+    let form =
+        |schema: Value| json!({"text": {"format": {"type": "json_schema", "name": "s", "schema": schema}}});
+    let names: Vec<String> = (0..5_000).map(name).collect();
+    let mut deep = json!({"type": "string"});
+    for _ in 0..400 {
+        deep = json!({"type": "array", "items": deep});
+    }
+    let mut app = saying("Yes");
+    Arc::get_mut(&mut app).unwrap().memory = Arc::new(RequestMemory::new(1 << 30));
+    // Each is a part of the prompt.
+    let too_long = "maximum context length is 4096 tokens";
+    for (mut more, status, words) in [
+        (json!({"tools": tools, "tool_choice": "auto"}), 400, too_long),
+        (json!({"tools": tools, "tool_choice": allowed}), 400, too_long),
+        (json!({"tools": tools, "tool_choice": "required"}), 400, too_long),
+        (form(json!({"enum": names})), 200, ""),
+        (form(deep), 400, "recursion limit exceeded"),
+    ] {
+        more["max_output_tokens"] = 4.into();
+        let got = send(&app, &more).await;
+        assert_eq!(got.status.as_u16(), status, "{words}: {}", &got.text[..got.text.len().min(300)]);
+        if !words.is_empty() {
+            assert!(got.json()["error"]["message"].as_str().unwrap().contains(words), "{}", got.text);
+        }
     }
 }

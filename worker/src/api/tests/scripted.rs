@@ -80,6 +80,16 @@ impl Got {
 pub(in crate::api) async fn ask(app: &Arc<App>, method: Method, path: &str, body: &Value) -> Got {
     let body = if body.is_null() { String::new() } else { body.to_string() };
     let request = http::Request::builder().method(method).uri(path).body(Full::<Bytes>::from(body)).unwrap();
+    send(app, request).await
+}
+
+/// What a client of Anthropic's gets.
+pub(in crate::api) async fn ask_as_anthropics(app: &Arc<App>, path: &str) -> Got {
+    let request = http::Request::builder().uri(path).header("anthropic-version", "2023-06-01");
+    send(app, request.body(Full::default()).unwrap()).await
+}
+
+async fn send(app: &Arc<App>, request: http::Request<Full<Bytes>>) -> Got {
     let Ok(answer) = handle(Arc::clone(app), Client::alone(), request).await;
     let (head, mut body) = answer.into_parts();
     let mut bytes = Vec::new();

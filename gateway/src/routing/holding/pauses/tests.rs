@@ -61,9 +61,14 @@ async fn turn(router: &Arc<Router>, session: u64) -> Duration {
 
 /// Two sessions take turns for a while, about one a second each.
 async fn two_go_on(router: &Arc<Router>) {
+    go_on(router, &[1, 2]).await;
+}
+
+/// Sessions that all fit take turns for a while.
+async fn go_on(router: &Arc<Router>, sessions: &[u64]) {
     for _ in 0..40 {
-        for session in [1, 2] {
-            assert!(turn(router, session).await < Duration::from_millis(500), "there is room for two");
+        for &session in sessions {
+            assert!(turn(router, session).await < Duration::from_millis(500), "there is room for them");
             clock::sleep(Duration::from_millis(500)).await;
         }
     }
@@ -75,7 +80,8 @@ async fn a_third_session_waits_where_two_fit_until_one_is_silent() {
     let router = router(1_200, Some(rules));
     two_go_on(&router).await;
     let waited = turn(&router, 3).await;
-    assert!(waited > Duration::from_millis(500) && waited < rules.longest_pause / 2, "{waited:?}");
+    // The first has been silent for a second, and is waited for a little longer than it ever took.
+    assert!(waited > Duration::from_millis(200) && waited < rules.longest_pause / 2, "{waited:?}");
     assert_eq!(router.metrics.session_pause.get_sample_count(), 1);
     assert!((1..=2).contains(&router.holding.sessions()));
 }
@@ -111,6 +117,23 @@ async fn none_waits_where_all_fit_or_where_that_is_off() {
         assert!(waited < Duration::from_millis(500), "{cache_tokens}: {waited:?}");
         assert_eq!(router.metrics.session_pause.get_sample_count(), 0);
     }
+}
+
+/// The worker has room for one session; the third would have come in before the fourth.
+#[tokio::test(start_paused = true)]
+async fn no_room_is_kept_for_a_session_whose_client_has_left() {
+    let router = router(700, Some(SetRules::default()));
+    go_on(&router, &[1]).await;
+    let third = tokio::spawn({
+        let router = Arc::clone(&router);
+        async move { turn(&router, 3).await }
+    });
+    clock::sleep(Duration::from_millis(10)).await;
+    assert!(!third.is_finished());
+    third.abort();
+    assert!(third.await.is_err());
+    let waited = turn(&router, 4).await;
+    assert!((Duration::from_millis(100)..Duration::from_secs(5)).contains(&waited), "{waited:?}");
 }
 
 #[tokio::test(start_paused = true)]

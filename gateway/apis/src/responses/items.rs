@@ -4,9 +4,7 @@
 use serde_json::{Value, json};
 
 use super::names::{ToolNames, free_text};
-use crate::answer::answer_format::CallDelta;
-use crate::answer::reader::Shown;
-use crate::api::stream::write_named;
+use crate::{CallDelta, Said, event};
 
 /// The items of one answer.
 #[derive(Debug)]
@@ -14,7 +12,7 @@ pub(super) struct Items {
     /// In the ids of items and calls.
     random: String,
     names: ToolNames,
-    /// The number of the next event, where there are events.
+    /// The number of the next event, once there are events.
     sequence: Option<u64>,
     open: Option<Item>,
     done: Vec<Value>,
@@ -35,16 +33,27 @@ enum Kind {
     /// The call of this number.
     Call {
         index: usize,
+        call_id: String,
         name: String,
         is_custom: bool,
     },
 }
 
 impl Items {
-    /// None yet. `streams`: whether their growth is told in events.
-    pub(super) fn new(names: ToolNames, streams: bool) -> Self {
+    /// None yet, and no events of them.
+    pub(super) fn new(names: ToolNames) -> Self {
         let random = format!("{:032x}", fastrand::u128(..));
-        Self { random, names, sequence: streams.then_some(0), open: None, done: Vec::new() }
+        Self { random, names, sequence: None, open: None, done: Vec::new() }
+    }
+
+    /// From here on what becomes of them is told in events.
+    pub(super) const fn stream(&mut self) {
+        self.sequence = Some(0);
+    }
+
+    /// Whether it is.
+    pub(super) const fn streams(&self) -> bool {
+        self.sequence.is_some()
     }
 
     pub(super) fn done(&self) -> &[Value] {
@@ -59,32 +68,47 @@ impl Items {
             event.extend(fields);
         }
         *sequence += 1;
-        write_named(out, name, &event);
+        event::write(out, name, &event);
     }
 
-    pub(super) fn add(&mut self, out: &mut Vec<u8>, text: Shown) {
+    pub(super) fn add(&mut self, out: &mut Vec<u8>, said: Said) {
         // A call that goes on does so before anything that follows it.
-        let goes_on = |call: &CallDelta| match self.open.as_ref().map(|item| &item.kind) {
-            Some(Kind::Call { index, .. }) => *index == call.index,
-            _ => false,
-        };
-        let (going_on, beginning): (Vec<_>, Vec<_>) = text.calls.into_iter().partition(goes_on);
+        let (going_on, beginning): (Vec<_>, Vec<_>) =
+            said.calls.into_iter().partition(|call| self.is_at(call.index));
         for call in going_on {
             self.grow(out, &call.arguments);
         }
-        if !text.reasoning.is_empty() {
+        if !said.reasoning.is_empty() {
             self.turn_to(out, Kind::Reasoning);
-            self.grow(out, &text.reasoning);
+            self.grow(out, &said.reasoning);
         }
-        if !text.content.is_empty() {
+        if !said.content.is_empty() {
             self.turn_to(out, Kind::Message);
-            self.grow(out, &text.content);
+            self.grow(out, &said.content);
         }
         for call in beginning {
-            let name = call.name.unwrap_or_default();
-            let is_custom = self.names.is_custom(&name);
-            self.turn_to(out, Kind::Call { index: call.index, name, is_custom });
+            if !self.is_at(call.index) {
+                let kind = self.kind_of(&call);
+                self.turn_to(out, kind);
+            }
             self.grow(out, &call.arguments);
+        }
+    }
+
+    /// Whether the item at hand is the call of this number.
+    fn is_at(&self, call: usize) -> bool {
+        let open = self.open.as_ref().map(|item| &item.kind);
+        matches!(open, Some(Kind::Call { index, .. }) if *index == call)
+    }
+
+    fn kind_of(&self, call: &CallDelta) -> Kind {
+        let name = call.name.clone().unwrap_or_default();
+        let made = || format!("call_{}{:02x}", &self.random[..22], call.index);
+        Kind::Call {
+            index: call.index,
+            call_id: call.id.clone().unwrap_or_else(made),
+            is_custom: self.names.is_custom(&name),
+            name,
         }
     }
 
@@ -166,9 +190,9 @@ impl Items {
         let more = match &item.kind {
             Kind::Reasoning => json!({"summary": [], "content": content()}),
             Kind::Message => json!({"role": "assistant", "content": content()}),
-            Kind::Call { index, name, is_custom } => {
+            Kind::Call { call_id, name, is_custom, .. } => {
                 let mut call: Value = self.names.told(name).into();
-                call["call_id"] = format!("call_{}{index:02x}", &self.random[..22]).into();
+                call["call_id"] = call_id.as_str().into();
                 let (field, text) = match is_custom {
                     true if item.text.is_empty() => ("input", String::new()),
                     true => ("input", free_text(&item.text)),

@@ -1,37 +1,41 @@
 //! The functions of a request by the names that the model knows: some are a namespace's, some take free text.
 
+use std::collections::{HashMap, HashSet};
+
 use serde_json::{Map, Value, json};
 
 /// What separates the name of a namespace from that of a function in it, in a prompt.
 const NAMESPACE_END: &str = "__";
 
-/// Which functions are not as they seem to the model.
+/// Which functions are not as they seem to the model. A request may have very many, and name each.
 #[derive(Debug, Default)]
-pub(in crate::api) struct ToolNames {
+pub struct ToolNames {
     /// They take free text.
-    custom: Vec<String>,
-    spaced: Vec<Spaced>,
+    custom: HashSet<String>,
+    /// Of namespaces, by the name that the model knows.
+    spaced: HashMap<String, Spaced>,
+    /// The name that the model knows, by the name in its namespace; `None` where several have that name.
+    known: HashMap<String, Option<String>>,
 }
 
 /// A function of a namespace.
 #[derive(Debug)]
 struct Spaced {
-    whole: String,
     space: String,
     name: String,
 }
 
 impl ToolNames {
     /// Of the request's tools.
-    pub(super) fn of(tools: &[Value]) -> Self {
+    pub fn of(tools: &[Value]) -> Self {
         let mut names = Self::default();
         for tool in tools {
             let Some(name) = tool["name"].as_str() else { continue };
             match tool["type"].as_str() {
-                Some("custom") => names.custom.push(name.to_owned()),
+                Some("custom") => drop(names.custom.insert(name.to_owned())),
                 Some("namespace") => {
                     let inner = tool["tools"].as_array().map_or(&[][..], Vec::as_slice);
-                    names.spaced.extend(inner.iter().filter_map(|tool| Spaced::of(name, tool)));
+                    inner.iter().filter_map(|tool| tool["name"].as_str()).for_each(|of| names.add(name, of));
                 }
                 _ => {}
             }
@@ -39,33 +43,30 @@ impl ToolNames {
         names
     }
 
+    fn add(&mut self, space: &str, name: &str) {
+        let whole = in_namespace(space, name);
+        let is_only = |known: &mut Option<String>| *known = None;
+        self.known.entry(name.to_owned()).and_modify(is_only).or_insert_with(|| Some(whole.clone()));
+        let spaced = Spaced { space: space.to_owned(), name: name.to_owned() };
+        self.spaced.entry(whole).or_insert(spaced);
+    }
+
     /// The name that the model knows of what a client names, perhaps without its namespace.
-    pub(super) fn known(&self, name: &str) -> String {
-        let mut inner = self.spaced.iter().filter(|spaced| spaced.name == name);
-        match (inner.next(), inner.next()) {
-            (Some(only), None) => only.whole.clone(),
-            _ => name.to_owned(),
-        }
+    pub fn known(&self, name: &str) -> String {
+        self.known.get(name).cloned().flatten().unwrap_or_else(|| name.to_owned())
     }
 
     pub(super) fn is_custom(&self, name: &str) -> bool {
-        self.custom.iter().any(|custom| custom == name)
+        self.custom.contains(name)
     }
 
     /// The fields of a call that say what is called.
     pub(super) fn told(&self, name: &str) -> Map<String, Value> {
-        let told = match self.spaced.iter().find(|spaced| spaced.whole == name) {
+        let told = match self.spaced.get(name) {
             Some(spaced) => json!({"name": spaced.name, "namespace": spaced.space}),
             None => json!({"name": name}),
         };
         if let Value::Object(told) = told { told } else { Map::new() }
-    }
-}
-
-impl Spaced {
-    fn of(space: &str, tool: &Value) -> Option<Self> {
-        let name = tool["name"].as_str()?.to_owned();
-        Some(Self { whole: format!("{space}{NAMESPACE_END}{name}"), space: space.to_owned(), name })
     }
 }
 
@@ -76,4 +77,14 @@ pub(super) fn free_text(arguments: &str) -> String {
         Some(text) => text.to_owned(),
         None => arguments.to_owned(),
     }
+}
+
+/// The arguments of a call of a function that takes such a text.
+pub(super) fn free_text_arguments(text: &str) -> String {
+    json!({"input": text}).to_string()
+}
+
+/// How a function of a namespace is called in a prompt.
+pub(super) fn in_namespace(space: &str, name: &str) -> String {
+    format!("{space}{NAMESPACE_END}{name}")
 }

@@ -1,0 +1,249 @@
+//! Whether a request's prompt is computed where it is answered, by [`keyway_core::legs`] with the gateway's
+//! workers; and what handovers of KV between them have taken.
+
+use std::{sync::Arc, time::Duration};
+
+use keyway_core::{
+    Splitting, Ways, consider,
+    index::{PrefixIndex, WorkerId},
+    legs::{pick_answering, stall_ms, with_stall},
+    pick::{Candidate, Pick, Policy, Turn},
+    waiting_room::Ahead,
+};
+use serde::Serialize;
+
+use super::{
+    Router, Setting,
+    setting::{Few, Leg},
+};
+use crate::{
+    config::{Role, RoutingConfig},
+    fleet::Worker,
+    prompt::request::RequestInfo,
+};
+
+/// Which prompts other workers compute than those that answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LegRules {
+    /// By cost, all, or none.
+    pub splitting: Splitting,
+    /// Uncached prompt tokens below which none is.
+    pub from_tokens: u64,
+}
+
+/// What is chosen from on both sides: workers, and each candidate's place among them.
+pub(super) struct Side<'a> {
+    pub(super) setting: &'a Setting,
+    pub(super) worker_of: &'a [usize],
+    pub(super) candidates: &'a mut [Candidate],
+}
+
+/// How a request's prompt would be computed elsewhere.
+pub(super) struct Split {
+    pub(super) ways: Ways,
+    /// The worker that would answer, among the answering side's candidates.
+    pub(super) answering: Pick,
+    /// The worker that would compute the prompt, among its side's.
+    pub(super) prefill: Pick,
+}
+
+/// The ways of a request, for people.
+#[derive(Debug, Serialize)]
+pub struct ExplainedWays {
+    /// `here`, or `split` where another worker computes the prompt.
+    chosen: &'static str,
+    here: Way,
+    split: SplitWay,
+    /// Until the worker that computes the prompt is ready for it, which the request waits for in the gateway.
+    wait_ms: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Way {
+    worker: String,
+    predicted_ttft_ms: f64,
+    /// What answers under way there lose.
+    stall_ms: f64,
+    cost_ms: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct SplitWay {
+    prefill: String,
+    worker: String,
+    predicted_ttft_ms: f64,
+    /// Of these, fetching the KV.
+    transfer_ms: f64,
+    stall_ms: f64,
+    cost_ms: f64,
+}
+
+impl Default for LegRules {
+    fn default() -> Self {
+        Self { splitting: Splitting::Auto, from_tokens: crate::limits::PREFILL_FROM_TOKENS }
+    }
+}
+
+impl Side<'_> {
+    fn worker_at(&self, candidate: usize) -> &Worker {
+        &self.setting.workers[self.worker_of[candidate]]
+    }
+}
+
+impl LegRules {
+    /// What the configuration says.
+    pub fn of(config: &RoutingConfig) -> Self {
+        Self { splitting: config.split, from_tokens: config.prefill_from_tokens }
+    }
+}
+
+impl Router {
+    /// Has prompts computed elsewhere by these rules from now on.
+    pub fn set_leg_rules(&self, legs: LegRules) {
+        self.rules.write().legs = legs;
+    }
+
+    /// The workers that may compute a request's prompt for another one, if it may be computed elsewhere.
+    pub(super) fn prefill_setting(&self, request: &RequestInfo, now: Duration) -> Option<Box<Setting>> {
+        if !request.may_split
+            || request.owner.is_some()
+            || self.rules.read().legs.splitting == Splitting::Never
+        {
+            return None;
+        }
+        let keeps_none = |worker: &&Arc<Worker>| worker.keeps_no_kv(now);
+        let passed: Vec<WorkerId> =
+            self.fleet.all().iter().filter(keeps_none).map(|worker| worker.id).collect();
+        let setting = self.setting_for(request, &passed, Leg::Prefill).ok()?;
+        (!setting.workers.is_empty()).then(|| Box::new(setting))
+    }
+
+    /// How the prompt would be computed elsewhere: by the cheapest worker for prompts, for the one that then
+    /// answers for least. `None` where no worker is for answers alone, or too little is left to compute.
+    pub(super) fn split(
+        &self,
+        here: &Pick,
+        (answering, prefill): (&Side<'_>, &mut Side<'_>),
+        (ahead, step): (&Ahead, (Duration, &Turn)),
+        index: &PrefixIndex,
+    ) -> Option<Split> {
+        let (now, turn) = step;
+        let (policy, legs) = {
+            let rules = self.rules.read();
+            (rules.policy, rules.legs)
+        };
+        let by = prefill.setting.seen_by(prefill.worker_of.iter().copied());
+        let first = consider(policy, &by.seen(), prefill.candidates, ahead, step, index)?;
+        let from = prefill.candidates[first.index];
+        let contract = prefill.worker_at(first.index).kv_transfer();
+        let may_answer = |&at: &usize| {
+            let worker = answering.worker_at(at);
+            worker.role() == Role::Decode && worker.kv_transfer() == contract
+        };
+        let mut places: Few<usize> = (0..answering.candidates.len()).filter(may_answer).collect();
+        if policy != Policy::Prefix {
+            // Others choose without a look at costs, and so it stays with their choice.
+            places.retain(|at| *at == here.index);
+        }
+        if places.is_empty() {
+            return None;
+        }
+        // It can compute no prompt.
+        let must = answering.worker_at(here.index).needs_partner();
+        let asked: Few<Candidate> = places.iter().map(|&at| answering.candidates[at]).collect();
+        let transfers = self.transfers.lock();
+        let transfer = |one: &Candidate| transfers.between(now, from.drawn_as, one.drawn_as);
+        let second = pick_answering(policy, &answering.setting.request_view(), &asked, turn, transfer)?;
+        drop(transfers);
+        if !must && here.uncached_tokens.min(second.uncached_tokens) < legs.from_tokens {
+            return None;
+        }
+        let here_ms = with_stall(here, &answering.candidates[here.index]);
+        let ways = Ways {
+            here_ms: if must { f64::INFINITY } else { here_ms },
+            prefill_ms: with_stall(&first, &from),
+            answer_ms: second.cost.total_ms(),
+        };
+        let answering = Pick { index: places[second.index], ..second };
+        Some(Split { ways, answering, prefill: first })
+    }
+
+    /// The ways of a request that may be computed elsewhere, beside its [`Router::preview`].
+    pub fn preview_ways(
+        &self,
+        request: &RequestInfo,
+        setting: &Setting,
+        candidates: &mut [Candidate],
+        here: &Pick,
+    ) -> Option<ExplainedWays> {
+        let now = self.now();
+        let prefill_setting = self.prefill_setting(request, now)?;
+        let others_wait = self.holding.any_wait();
+        let mut prefill_candidates = prefill_setting.candidates(now, others_wait);
+        let worker_of: Few<usize> = (0..prefill_candidates.len()).collect();
+        let answer_of: Few<usize> = (0..candidates.len()).collect();
+        let answering = Side { setting, worker_of: &answer_of, candidates };
+        let mut prefill =
+            Side { setting: &prefill_setting, worker_of: &worker_of, candidates: &mut prefill_candidates };
+        let turn = Turn { counter: 0, random: 0 };
+        let index = self.index.settled();
+        let step = (&Ahead::default(), (now, &turn));
+        let split = self.split(here, (&answering, &mut prefill), step, &index)?;
+        drop(index);
+        let legs = self.rules.read().legs;
+        let splits = split.ways.is_split(legs.splitting);
+        let ttft_ms = |pick: &Pick| pick.cost.queue_ms + pick.cost.fetch_ms + pick.cost.own_ms;
+        let computes =
+            if splits { &prefill.candidates[split.prefill.index] } else { &candidates[here.index] };
+        Some(ExplainedWays {
+            chosen: if splits { "split" } else { "here" },
+            wait_ms: computes.load.pace.backlog_ms,
+            here: Way {
+                worker: setting.workers[here.index].name.clone(),
+                predicted_ttft_ms: ttft_ms(here),
+                stall_ms: stall_ms(here, &candidates[here.index]),
+                cost_ms: split.ways.here_ms,
+            },
+            split: SplitWay {
+                prefill: prefill_setting.workers[split.prefill.index].name.clone(),
+                worker: setting.workers[split.answering.index].name.clone(),
+                predicted_ttft_ms: ttft_ms(&split.prefill) + ttft_ms(&split.answering),
+                transfer_ms: split.answering.cost.fetch_ms,
+                stall_ms: stall_ms(&split.prefill, &prefill.candidates[split.prefill.index]),
+                cost_ms: split.ways.split_ms(),
+            },
+        })
+    }
+
+    /// `to` has answered a request whose prompt `from` computed: it took so long from when it was asked, of
+    /// which it had other prompts to compute for so many milliseconds.
+    pub(super) fn handed_over(
+        &self,
+        now: Duration,
+        (from, to): (WorkerId, WorkerId),
+        tokens: u64,
+        (took, queue_ms): (Duration, f64),
+    ) {
+        self.metrics.prefill_legs.handover.observe(took.as_secs_f64());
+        let ms = took.as_secs_f64() * 1e3;
+        self.transfers.lock().observe(now, (from, to), tokens, (ms, queue_ms));
+    }
+
+    /// Sets the gauges of handovers, before a scrape.
+    pub(super) fn show_transfers(&self) {
+        let fleet = self.fleet.all();
+        let name =
+            |id: WorkerId| fleet.iter().find(|worker| worker.id == id).map(|worker| worker.name.clone());
+        let shown = &self.metrics.prefill_legs;
+        shown.transfer_seconds_per_token.reset();
+        shown.transfer_handover_seconds.reset();
+        for ((from, to), transfer) in self.transfers.lock().known(self.now()) {
+            if let (Some(from), Some(to)) = (name(from), name(to)) {
+                let labels = [from.as_str(), to.as_str()];
+                let per_token = transfer.ms_per_token / 1e3;
+                shown.transfer_seconds_per_token.with_label_values(&labels).set(per_token);
+                shown.transfer_handover_seconds.with_label_values(&labels).set(transfer.handover_ms / 1e3);
+            }
+        }
+    }
+}

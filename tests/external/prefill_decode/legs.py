@@ -1,0 +1,172 @@
+"""Whether requests whose prompt one real engine computes and another answers come out as from one engine, and where the KV came from,
+by the engines' own counters. See README.md."""
+
+import http.client
+import json
+import pathlib
+import random
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "engines"))
+from fleet import BLOCK_TOKENS, MODEL, Engine, Gateway, arguments, ask, free_port, series, tiny_model  # noqa: E402
+from predictions import text  # noqa: E402
+
+BLOCKS = 512
+# In bf16 two words may be as likely as each other, and then one engine alone says now the one, now the other.
+EXACT = ["--dtype", "float32"]
+LEASE_S = 30
+NIXL = ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"})]
+
+
+class Part(Engine):
+    """An engine that gives KV to others or takes it."""
+
+    def __init__(self, args, model, nth, role):
+        super().__init__(args, args.scratch, model, nth, BLOCKS, [*EXACT, *NIXL])
+        self.role = role
+        self.env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), "UCX_TLS": "tcp,self,sm",
+                    "UCX_NET_DEVICES": "lo"}
+
+    def worker(self):
+        return f"{super().worker()};role={self.role}"
+
+    def fetched(self):
+        """Prompt tokens that it took from others so far, and those that it found itself."""
+        total = lambda name: sum(series(self.port, name).values())
+        return total("vllm:external_prefix_cache_hits_total"), total("vllm:prefix_cache_hits_total")
+
+    def held(self):
+        """The share of its blocks that requests have."""
+        return sum(series(self.port, "vllm:kv_cache_usage_perc").values())
+
+
+def streamed(port, path, body):
+    """The text of a stream, and its usage."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+    answer, said, usage = connection.getresponse(), "", None
+    if answer.status != 200:
+        sys.exit(f"{answer.status}: {answer.read()!r}")
+    for line in answer:
+        if line.startswith(b"data: {"):
+            chunk = json.loads(line[6:])
+            usage = chunk.get("usage") or usage
+            for choice in chunk["choices"]:
+                said += choice.get("text") or choice.get("delta", {}).get("content") or ""
+    connection.close()
+    return said, usage
+
+
+def answered(port, path, body):
+    if body.get("stream"):
+        return streamed(port, path, body)
+    status, answer = ask(port, "POST", path, body)
+    if status != 200:
+        sys.exit(f"{status}: {answer}")
+    answer = json.loads(answer)
+    choice = answer["choices"][0]
+    return choice["text"] if "text" in choice else choice["message"]["content"], answer["usage"]
+
+
+class Talk:
+    """A conversation: chats, or completions that grow; whole or as streams."""
+
+    def __init__(self, chance, nth):
+        self.chance, self.chats, self.stream = chance, nth % 3 != 0, nth % 2 == 0
+        self.messages, self.prompt = [{"role": "system", "content": text(chance, 140)}], text(chance, 140)
+
+    def next(self):
+        words = text(self.chance, self.chance.randint(10, 60))
+        common = {"model": MODEL, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+        if self.stream:
+            common |= {"stream": True, "stream_options": {"include_usage": True}}
+        if self.chats:
+            self.messages.append({"role": "user", "content": words})
+            return "/v1/chat/completions", {**common, "messages": self.messages}
+        self.prompt += " " + words
+        return "/v1/completions", {**common, "prompt": self.prompt}
+
+    def said(self, words):
+        self.messages.append({"role": "assistant", "content": words})
+        self.prompt += words
+
+
+def done(gateway):
+    return sum(count for labels, count in series(gateway.admin, "keyway_prefill_legs_total").items() if "done" in labels)
+
+
+def run(args, gateway, alone, decode):
+    chance, told = random.Random(args.seed), {"equal": 0, "within a block": 0, "fetched": 0, "found": 0, "prompt": 0, "cached told": 0}
+    talk = None
+    for nth in range(args.requests):
+        if nth % args.turns == 0:
+            talk = Talk(chance, nth // args.turns)
+        path, body = talk.next()
+        before, legs = [engine.fetched() for engine in decode], done(gateway)
+        said, usage = answered(gateway.port, path, body)
+        # An engine counts with its next step.
+        after = [engine.fetched() for engine in decode]
+        fetched, found = (sum(b[which] - a[which] for a, b in zip(before, after)) for which in (0, 1))
+        alone_said, alone_usage = answered(alone.port, path, body)
+        cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+        told["equal"] += said == alone_said and usage["prompt_tokens"] == alone_usage["prompt_tokens"]
+        # Without a first leg the engine that answers computes what it does not find.
+        missing = 0 if done(gateway) > legs else args.from_tokens
+        whole = -BLOCK_TOKENS <= usage["prompt_tokens"] - fetched - found <= missing + BLOCK_TOKENS
+        told["within a block"] += whole
+        if said != alone_said or not whole:
+            print(f"request {nth}: {usage} fetched {fetched} found {found}, {said!r} alone {alone_said!r}", file=sys.stderr)
+        for key, more in (("fetched", fetched), ("found", found), ("prompt", usage["prompt_tokens"]), ("cached told", cached)):
+            told[key] += int(more)
+        talk.said(said)
+    return told
+
+
+def nothing_is_left(engines):
+    """Whether no engine has a request or holds blocks for one, once leases are over."""
+    until = time.monotonic() + LEASE_S + 15
+    while any(engine.busy() or engine.held() for engine in engines):
+        if time.monotonic() > until:
+            return False
+        time.sleep(1)
+    return True
+
+
+def main():
+    parse = arguments(__doc__)
+    parse.add_argument("--requests", type=int, default=200)
+    parse.add_argument("--turns", type=int, default=5)
+    parse.add_argument("--prefill", type=int, default=1)
+    parse.add_argument("--decode", type=int, default=1)
+    parse.add_argument("--from-tokens", type=int, default=1, help="uncached tokens from which on a prompt is computed elsewhere")
+    args = parse.parse_args()
+    model = tiny_model(args, "varied")
+    alone = Engine(args, args.scratch, model, "alone", BLOCKS, EXACT)
+    prefill = [Part(args, model, f"prefill-{nth}", "prefill") for nth in range(args.prefill)]
+    decode = [Part(args, model, f"decode-{nth}", "decode") for nth in range(args.decode)]
+    engines, gateway = [alone, *prefill, *decode], None
+    try:
+        for engine in engines:
+            engine.start()
+        for engine in engines:
+            engine.await_ready()
+        gateway = Gateway(args, args.scratch, model, [*prefill, *decode], "events",
+                          config=f'[routing]\nsplit = "always"\nprefill_from_tokens = {args.from_tokens}\n').start()
+        told = run(args, gateway, alone, decode)
+        legs = {labels: int(count) for labels, count in series(gateway.admin, "keyway_prefill_legs_total").items()}
+        clean = nothing_is_left([*prefill, *decode])
+    finally:
+        for one in [*engines, gateway]:
+            if one and one.process:
+                one.process.stop()
+    print(f"{args.requests} requests: {told['equal']} with the text and the prompt tokens of one engine alone, "
+          f"{told['within a block']} whose prompt was fetched or found within a block")
+    print(f"{told['prompt']} prompt tokens: {told['fetched']} fetched, {told['found']} found by the engine that answers; "
+          f"{told['cached told']} told to clients as cached")
+    print(f"first legs: {legs}; nothing left at the engines: {clean}")
+    sys.exit(not (told["equal"] == told["within a block"] == args.requests and clean))
+
+
+if __name__ == "__main__":
+    main()
