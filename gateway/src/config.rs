@@ -35,7 +35,7 @@ pub use self::{
     kubernetes::{KubernetesFleet, KubernetesTable, PortRef},
     kv_transfer::KvTransfer,
     limits::LimitsConfig,
-    models::{ModelRules, ModelRulesByName, ModelTable},
+    models::{ModelRules, ModelRulesByName, ModelTable, Translate},
     peers::{PeersConfig, PeersFile},
     resume::{ResumeConfig, ResumeFile},
     routing::{RoutingConfig, SplitFile},

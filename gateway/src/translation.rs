@@ -1,8 +1,8 @@
-//! Models whose engines speak chat completions alone: requests of other APIs go to them as chats, and the
-//! chats' answers back. What becomes of a body is `keyway-apis`' matter; here is which requests these are,
+//! Models whose engines speak chat completions alone, or not all of other APIs: requests of these go to them
+//! as chats, and the chats' answers back. What becomes of a body is `keyway-apis`' matter; here is which requests these are,
 //! what their heads become, and an answer's events on their way.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 use bytes::Bytes;
 use http::{
@@ -12,7 +12,12 @@ use http::{
 };
 use keyway_apis::{Api, Back, Refusal, SystemPlace, Translated, messages};
 
-use crate::{config::ModelRulesByName, error::Error, sse};
+use crate::{
+    config::{ModelRulesByName, Translate},
+    error::Error,
+    json::Value,
+    sse,
+};
 
 /// Where chats are asked for.
 pub const CHATS: &str = "/v1/chat/completions";
@@ -22,9 +27,9 @@ const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const ANTHROPIC: [HeaderName; 3] =
     [API_KEY, HeaderName::from_static("anthropic-version"), HeaderName::from_static("anthropic-beta")];
 
-/// Models whose engines speak chats alone.
+/// Models whose workers get requests of other APIs as chats, and which of them.
 #[derive(Debug, Clone, Default)]
-pub struct ChatOnly(Arc<HashSet<String>>);
+pub struct AsChats(Arc<HashMap<String, Translate>>);
 
 /// What a request in front of such an engine asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,25 +49,43 @@ pub struct WayBack {
     pub ignored: Option<HeaderValue>,
 }
 
-impl ChatOnly {
+impl AsChats {
     /// Those whose rules say so.
     pub fn of(rules: &ModelRulesByName) -> Self {
-        let models = rules.iter().filter(|(_, rules)| rules.translate);
-        Self(Arc::new(models.map(|(name, _)| name.clone()).collect()))
+        let models = rules.iter().map(|(name, rules)| (name.clone(), rules.translate));
+        Self(Arc::new(models.filter(|(_, which)| *which != Translate::Never).collect()))
     }
 
     /// What a request asks for, if that has to be translated.
-    pub fn wish(&self, method: &Method, path: &str, model: Option<&str>) -> Option<Wish> {
-        if self.0.is_empty() || method != Method::POST || !self.0.contains(model?) {
+    pub fn wish(&self, method: &Method, path: &str, model: Option<&str>, body: &[u8]) -> Option<Wish> {
+        if self.0.is_empty() || method != Method::POST {
             return None;
         }
-        match path.strip_suffix('/').unwrap_or(path) {
-            "/v1/messages" => Some(Wish::Answer(Api::Messages)),
-            "/v1/responses" => Some(Wish::Answer(Api::Responses)),
-            COUNT => Some(Wish::Count),
-            _ => None,
-        }
+        let which = self.0.get(model?)?;
+        let wish = match path.strip_suffix('/').unwrap_or(path) {
+            "/v1/messages" => Wish::Answer(Api::Messages),
+            "/v1/responses" => Wish::Answer(Api::Responses),
+            COUNT => Wish::Count,
+            _ => return None,
+        };
+        let is_due = match which {
+            Translate::Never => false,
+            Translate::CustomTools => wish == Wish::Answer(Api::Responses) && has_custom_tool(body),
+            Translate::Always => true,
+        };
+        is_due.then_some(wish)
     }
+}
+
+/// Whether a request of OpenAI's Responses brings a tool whose argument is a text, as Codex's patches are.
+fn has_custom_tool(body: &[u8]) -> bool {
+    let Some(fields) = std::str::from_utf8(body).ok().and_then(Value::document) else { return false };
+    let tools = fields.flatten().filter(|(name, _)| name == "tools").last();
+    let Some(items) = tools.and_then(|(_, tools)| tools.items()) else { return false };
+    items.flatten().any(|tool| {
+        let mut fields = tool.fields().into_iter().flatten().flatten();
+        fields.any(|(name, value)| name == "type" && value.text().is_some_and(|kind| kind == "custom"))
+    })
 }
 
 /// A request's body as a chat's, for a template with this place for system messages, and the way back of an
@@ -145,11 +168,16 @@ mod tests {
         http::Request::builder().method(method).uri(path).body(()).unwrap().into_parts().0
     }
 
+    fn models(of: &[(&str, Translate)]) -> AsChats {
+        let rules = |&(name, translate): &(&str, Translate)| {
+            (name.to_owned(), ModelRules { translate, ..ModelRules::default() })
+        };
+        AsChats::of(&of.iter().map(rules).collect())
+    }
+
     #[test]
     fn requests_of_other_apis_for_such_models_are_translated() {
-        let rules = |translate| ModelRules { translate, ..ModelRules::default() };
-        let all = [("m".to_owned(), rules(true)), ("other".to_owned(), rules(false))];
-        let models = ChatOnly::of(&all.into());
+        let models = models(&[("m", Translate::Always), ("other", Translate::Never)]);
         let messages = Some(Wish::Answer(Api::Messages));
         for (method, path, model, wished) in [
             (Method::POST, "/v1/messages", Some("m"), messages),
@@ -163,9 +191,35 @@ mod tests {
             (Method::POST, "/v1/messages", Some("other"), None),
             (Method::POST, "/v1/messages", None, None),
         ] {
-            assert_eq!(models.wish(&method, path, model), wished, "{method} {path} {model:?}");
+            assert_eq!(models.wish(&method, path, model, b"{}"), wished, "{method} {path} {model:?}");
         }
-        assert_eq!(ChatOnly::default().wish(&Method::POST, "/v1/messages", Some("m")), None);
+        assert_eq!(AsChats::default().wish(&Method::POST, "/v1/messages", Some("m"), b"{}"), None);
+    }
+
+    #[test]
+    fn responses_with_custom_tools_alone_are_translated_where_engines_have_these_apis() {
+        let models = models(&[("m", Translate::CustomTools)]);
+        let custom =
+            r#"{"model":"m","tools":[{"type":"function","name":"f"},{"type":"custom","name":"patch"}]}"#;
+        for (path, body, is_due) in [
+            ("/v1/responses", custom, true),
+            ("/v1/responses", r#"{"tools":[{"name":"p","type":"cust\u006fm"}],"input":"a"}"#, true),
+            ("/v1/messages", custom, false),
+            ("/v1/messages/count_tokens", custom, false),
+            ("/v1/responses", r#"{"tools":[{"type":"function","name":"custom"}]}"#, false),
+            ("/v1/responses", r#"{"tools":[{"type":"function","format":{"type":"custom"}}]}"#, false),
+            // Functions alone are told from a namespace to an engine of chats.
+            ("/v1/responses", r#"{"tools":[{"type":"namespace","tools":[{"type":"custom"}]}]}"#, false),
+            ("/v1/responses", r#"{"input":[{"tools":[{"type":"custom"}]}]}"#, false),
+            // As engines read it, the last one counts.
+            ("/v1/responses", r#"{"tools":[{"type":"custom"}],"tools":[]}"#, false),
+            ("/v1/responses", r#"{"tools":{"type":"custom"}}"#, false),
+            ("/v1/responses", r#"{"tools":"#, false),
+            ("/v1/responses", "", false),
+        ] {
+            let wish = models.wish(&Method::POST, path, Some("m"), body.as_bytes());
+            assert_eq!(wish.is_some(), is_due, "{path} {body}");
+        }
     }
 
     #[test]

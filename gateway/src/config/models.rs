@@ -34,14 +34,72 @@ pub struct ModelTable {
     /// Shares of its requests, by conversation, that go to other models: `{ "other" = 0.05 }` (none).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub split: BTreeMap<String, f64>,
-    /// Whether requests of `/v1/messages` and `/v1/responses` go to its workers as chats, and the chats'
-    /// answers back (false).
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub translate: bool,
+    /// Which requests of `/v1/messages` and `/v1/responses` go to its workers as chats, and the chats' answers
+    /// back: `true`, all; `"custom-tools"`, Responses with such tools; `false`, none (false).
+    #[serde(default, skip_serializing_if = "Translate::is_never")]
+    pub translate: Translate,
     /// Whether its worker keeps the conversations of `/v1/messages` that go on by `thread` (false): else such
     /// requests are refused, in the way by which clients send the whole conversation.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub threads: bool,
+}
+
+/// Which requests of other APIs a model's workers get as chats.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(from = "TranslateFile", into = "TranslateFile")]
+#[schemars(with = "TranslateFile")]
+pub enum Translate {
+    /// None: its engines have these APIs themselves.
+    #[default]
+    Never,
+    /// Responses with custom tools, such as Codex's: engines that have this API refuse them.
+    CustomTools,
+    /// All: its engines speak chats alone.
+    Always,
+}
+
+/// [`Translate`], as it is written.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "it is true, false or \"custom-tools\"")]
+enum TranslateFile {
+    /// All of them, or none.
+    All(bool),
+    /// Some of them.
+    Some(TranslateSome),
+}
+
+/// Which of them.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+enum TranslateSome {
+    /// Responses with custom tools.
+    CustomTools,
+}
+
+impl Translate {
+    fn is_never(&self) -> bool {
+        *self == Self::Never
+    }
+}
+
+impl From<TranslateFile> for Translate {
+    fn from(written: TranslateFile) -> Self {
+        match written {
+            TranslateFile::All(false) => Self::Never,
+            TranslateFile::All(true) => Self::Always,
+            TranslateFile::Some(TranslateSome::CustomTools) => Self::CustomTools,
+        }
+    }
+}
+
+impl From<Translate> for TranslateFile {
+    fn from(translate: Translate) -> Self {
+        match translate {
+            Translate::Never => Self::All(false),
+            Translate::Always => Self::All(true),
+            Translate::CustomTools => Self::Some(TranslateSome::CustomTools),
+        }
+    }
 }
 
 /// What holds for requests that name a model; other models are named by their own names here.
@@ -53,8 +111,8 @@ pub struct ModelRules {
     pub fallbacks: Vec<String>,
     /// Models that take shares of its requests, with the shares, which are at most 1 together.
     pub split: Vec<(String, f64)>,
-    /// Whether its workers are asked for chats, whatever API its clients speak.
-    pub translate: bool,
+    /// Which requests of other APIs its workers get as chats.
+    pub translate: Translate,
     /// Whether its worker keeps the conversations that a `thread` goes on from.
     pub threads: bool,
 }
@@ -139,7 +197,7 @@ fn rules(table: &ModelTable, real: &BTreeMap<String, String>) -> Result<ModelRul
         }
     }
     let ModelTable { translate, threads, .. } = *table;
-    if translate && threads {
+    if translate == Translate::Always && threads {
         return Err(wrong(table, "threads", "engines that speak chats alone keep no threads; leave it out"));
     }
     Ok(ModelRules { aliases: table.aliases.clone(), fallbacks, split, translate, threads })
@@ -193,6 +251,29 @@ mod tests {
     }
 
     #[test]
+    fn which_requests_are_translated_is_a_word_or_a_truth_value() {
+        for (written, meant) in [
+            ("true", Translate::Always),
+            ("false", Translate::Never),
+            ("\"custom-tools\"", Translate::CustomTools),
+        ] {
+            let table = format!("[[model]]\nname = \"m\"\nthreads = false\ntranslate = {written}\n");
+            let (_, rules) = of(&table).unwrap();
+            assert_eq!(rules.get("m").map_or(Translate::Never, |rules| rules.translate), meant);
+            let shown = toml::to_string(&File::parse(&table).unwrap().model[0]).unwrap();
+            assert_eq!(
+                shown.contains(&format!("translate = {written}")),
+                meant != Translate::Never,
+                "{shown}"
+            );
+        }
+        // Threads are of another API than custom tools.
+        assert!(of("[[model]]\nname = \"m\"\ntranslate = \"custom-tools\"\nthreads = true\n").is_ok());
+        let error = File::parse("[[model]]\nname = \"m\"\ntranslate = \"tools\"\n").unwrap_err().to_string();
+        assert!(error.contains("true, false or \"custom-tools\""), "{error}");
+    }
+
+    #[test]
     fn what_is_said_of_a_model_is_kept_by_its_name_and_aliases_stand_for_models() {
         let (tokenizers, rules) = of("\
             [[model]]\nname = \"big\"\naliases = [\"default\", \"gpt-4o\"]\nfallbacks = [\"tiny\", \"other\"]\n\
@@ -205,7 +286,7 @@ mod tests {
         assert_eq!(big.aliases, ["default", "gpt-4o"]);
         assert_eq!(big.fallbacks, ["small", "other"]);
         assert_eq!(big.split, [("other".to_owned(), 0.5), ("small".to_owned(), 0.25)]);
-        assert!(big.translate && !rules["small"].translate);
+        assert_eq!((big.translate, rules["small"].translate), (Translate::Always, Translate::Never));
         assert!(rules["small"].threads && !big.threads);
         assert!(!rules.contains_key("bare"), "nothing is said of it");
     }

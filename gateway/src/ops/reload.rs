@@ -24,7 +24,7 @@ use crate::{
     prompt::{ignored::Ignored, token_keyer::TokenKeyer},
     proxy::{dispatch::AnswerOptions, message_threads::Threaded, model_names::ModelNames},
     routing::{LegRules, Router},
-    translation::ChatOnly,
+    translation::AsChats,
     upstream::Upstream,
     watch::{
         discovery,
@@ -174,7 +174,7 @@ impl Reloader {
         dispatch.answers = AnswerOptions::of(&config);
         dispatch.room_wait = config.routing.room_wait();
         dispatch.timeouts = config.timeouts;
-        dispatch.requests.chat_only = ChatOnly::of(&config.models);
+        dispatch.requests.as_chats = AsChats::of(&config.models);
         dispatch.requests.threaded = Threaded::of(&config.models);
         let tenants = self.tenants(now.tenants.as_ref(), old, &config)?;
         let tls = config.tls.as_ref().filter(|_| config.tls != old.tls).map(tls::prepare).transpose()?;

@@ -37,7 +37,7 @@ use crate::{
     scale::autoscale::Autoscale,
     stored_state::StoredState,
     telemetry::trace::Traces,
-    translation::ChatOnly,
+    translation::AsChats,
     upstream::Upstream,
     watch::{
         members::{Members, Source},
@@ -140,7 +140,7 @@ fn dispatch(
         tokens: Arc::new(tokens),
         session_hints: config.routing.session_hints,
         require_model: config.routing.require_model,
-        chat_only: ChatOnly::of(&config.models),
+        as_chats: AsChats::of(&config.models),
         threaded: Threaded::of(&config.models),
         router: Arc::clone(router),
     };

@@ -162,7 +162,7 @@ impl Dispatch {
         } else {
             requests.bodies.read_here(&mut parts, plain, sender)?
         };
-        let wish = requests.chat_only.wish(&parts.method, parts.uri.path(), shared.model.as_deref());
+        let wish = requests.wish(&parts, &shared, &content);
         let way = match wish {
             None => None,
             Some(wish) => {

@@ -114,10 +114,10 @@ impl Dispatch {
         None
     }
 
-    /// Whether a model's engines speak chats alone, and the request is none.
+    /// Whether a model's engines would get the request as a chat, which it is not.
     fn has_other_apis(&self, asked: &Asked, model: &str) -> bool {
         let (method, path) = (&asked.parts.method, asked.parts.uri.path());
-        self.requests.chat_only.wish(method, path, Some(model)).is_some()
+        self.requests.as_chats.wish(method, path, Some(model), &asked.body).is_some()
     }
 
     /// Whether a worker that takes requests serves a model.

@@ -27,7 +27,7 @@ use crate::{
         whom,
     },
     routing::Router,
-    translation::{self, CHATS, ChatOnly},
+    translation::{self, AsChats, CHATS, Wish},
 };
 
 /// How requests are read.
@@ -38,7 +38,7 @@ pub struct RequestReader {
     /// Models whose prompts are known by their tokens.
     pub tokens: Arc<TokenKeyer>,
     /// Models to which requests of other APIs go as chats.
-    pub chat_only: ChatOnly,
+    pub as_chats: AsChats,
     /// Models whose workers keep the conversations that a `thread` goes on from.
     pub threaded: Threaded,
     /// Whether a session that the client names counts.
@@ -50,6 +50,11 @@ pub struct RequestReader {
 }
 
 impl RequestReader {
+    /// What a request asks for, if it has to go on as a chat.
+    pub(super) fn wish(&self, parts: &Parts, info: &RequestInfo, content: &Content) -> Option<Wish> {
+        self.as_chats.wish(&parts.method, parts.uri.path(), info.model.as_deref(), &content.text)
+    }
+
     /// All that routing knows of a request to `path`, which is this much `work`. Its body becomes what a
     /// worker gets, where it goes to another model than it names.
     pub async fn read(&self, work: Work, path: &str, headers: &HeaderMap, body: &mut Bytes) -> RequestInfo {
@@ -62,7 +67,7 @@ impl RequestReader {
             info = Arc::unwrap_or_clone(self.bodies.text(form(body), body).await);
             info.renamed = Some(renamed);
         }
-        let wish = self.chat_only.wish(&Method::POST, path, info.model.as_deref());
+        let wish = self.as_chats.wish(&Method::POST, path, info.model.as_deref(), body);
         let chat = wish.and_then(|wish| {
             let place = self.system_place(info.model.as_deref());
             translation::to_chat(wish, body, place).ok()

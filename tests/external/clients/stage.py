@@ -94,7 +94,8 @@ def target(args, name):
         tenants = args.scratch / "tenants.toml"
         tables = ((key, hashlib.sha256(key.encode()).hexdigest()) for key in KEYS)
         tenants.write_text("".join(f'[[tenant]]\nname = "{key}"\nkey_sha256 = ["{of}"]\nrequests_per_minute = 6\n' for key, of in tables))
-        models = f"[[model]]\nname = '{model}'\ntokenizer = '{folder}'\ntranslate = true\n" if name == "translated" else ""
+        which = {"vllm": '"custom-tools"', "translated": "true"}.get(name)
+        models = f"[[model]]\nname = '{model}'\ntokenizer = '{folder}'\ntranslate = {which}\n" if which else ""
         for kind, config in (("open", models), ("guarded", f"[auth]\ntenants_file = '{tenants}'\n{models}")):
             gateway = Gateway(args, args.scratch, folder, workers, "text", f"{name}-{kind}", config)
             gateway.command.append("--expose")

@@ -313,6 +313,35 @@ async fn other_models_requests_pass_as_they_are() {
     cluster.gateway.idle().await;
 }
 
+/// Engines with these APIs of their own refuse what Codex sends with each request.
+#[tokio::test]
+async fn what_engines_refuse_of_their_own_apis_goes_as_a_chat_where_it_is_said() {
+    let config = format!("[[model]]\nname = \"{FAKE_MODEL}\"\ntranslate = \"custom-tools\"\n");
+    let cluster = Cluster::builder().fakes(1).config(&config).start().await;
+    let mut request = responses("Where?", false);
+    for (path, request) in [(RESPONSES, &request), (MESSAGES, &messages("Where?", false))] {
+        let (mut client, call) = asked(&cluster, path, &[], request).await;
+        assert_eq!(call.request.target(), ("POST", path));
+        assert_eq!(call.request.body, request.to_string().as_bytes());
+        call.respond_json(200, &json!({})).await;
+        assert_eq!(client.response().await.text(), "{}");
+    }
+    let format = json!({ "type": "grammar", "syntax": "lark", "definition": "start: /.+/" });
+    let patch = json!({ "type": "custom", "name": "patch", "format": format });
+    request["tools"].as_array_mut().unwrap().push(patch);
+    let (mut client, call) = asked(&cluster, RESPONSES, &[], &request).await;
+    assert_eq!(call.request.target(), ("POST", CHAT));
+    assert_eq!(body(&call)["tools"][1]["function"]["name"], "patch");
+    let mut chat = calls();
+    chat["choices"][0]["message"]["tool_calls"][0]["function"] =
+        json!({ "name": "patch", "arguments": "{\"input\":\"*** Begin\"}" });
+    call.respond_json(200, &chat).await;
+    let response = client.response().await.json();
+    let called = &response["output"][2];
+    assert_eq!((&called["type"], &called["input"]), (&"custom_tool_call".into(), &"*** Begin".into()));
+    cluster.gateway.idle().await;
+}
+
 /// An engine that does not know the field answers the new messages without the conversation.
 #[tokio::test]
 async fn a_thread_reaches_only_workers_that_keep_it() {
