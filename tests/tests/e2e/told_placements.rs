@@ -87,7 +87,9 @@ async fn a_gateway_that_starts_under_load_finds_what_the_others_find_with_its_fi
     let dir = tempfile::tempdir().unwrap();
     let key = key_file(dir.path(), "one");
     let gateways = together(&workers, 2, &key).await;
-    workers.iter().for_each(|worker| worker.set_usage(500, 0));
+    for worker in &workers {
+        worker.set_usage(500, 0);
+    }
     for conversation in 0..REQUESTS {
         matched(&gateways[conversation % 2], &prompt(conversation, "first")).await;
     }
@@ -102,7 +104,9 @@ async fn a_gateway_that_starts_under_load_finds_what_the_others_find_with_its_fi
     let new = Gateway::builder().config(&toml(&workers, &all, &key)).start().await;
     new.wait_ready(workers.len()).await;
     // A worker's answers say that it has what it was sent, as they would.
-    workers.iter().for_each(|worker| worker.set_usage(500, 480));
+    for worker in &workers {
+        worker.set_usage(500, 480);
+    }
     let (mut of_new, mut of_old) = (0.0, 0.0);
     for conversation in 0..REQUESTS {
         of_new += matched(&new, &prompt(conversation, "asked of who has just started")).await;
