@@ -204,9 +204,13 @@ impl<'a> Attempts<'a> {
                 Err(fallen) => return self.partner_fell(*fallen, (ticket, &sent)),
             }
         } else {
-            if let Way::After(handed) = way {
-                sent.body = kv_transfer::decode_body(&sent.body, &handed.params);
-                from_two = Some(FromTwo { cached_tokens: handed.cached_tokens });
+            match way {
+                Way::After(handed) => {
+                    sent.body = kv_transfer::decode_body(&sent.body, &handed.params);
+                    from_two = Some(FromTwo { cached_tokens: handed.cached_tokens });
+                }
+                // The worker may have been one for a part of requests when it was chosen.
+                _ => ticket.is_asked_alone(),
             }
             let outgoing = asked.outgoing(sent.body.clone(), &worker);
             let sending = pin!(upstream.send(worker.origin(), outgoing));

@@ -30,7 +30,7 @@ use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use tokio::sync::{Notify, oneshot};
 
-use super::{Choice, Router, Rules, Setting, Ticket, setting::Few, ticket::Sending};
+use super::{Choice, Router, Rules, Setting, Ticket, legs::keep_no_kv, setting::Few, ticket::Sending};
 use crate::{
     clock,
     error::Error,
@@ -103,10 +103,10 @@ impl Holding {
 }
 
 impl Held {
-    fn look_again(&mut self, fleet: &Fleet) {
+    fn look_again(&mut self, fleet: &Fleet, now: Duration) {
         self.setting.look_again(fleet, self.model.as_deref(), &self.tried);
         if let Some(prefill) = &mut self.prefill {
-            prefill.look_again(fleet, self.model.as_deref(), &[]);
+            prefill.look_again(fleet, self.model.as_deref(), &keep_no_kv(fleet, now));
         }
     }
 }
@@ -188,7 +188,8 @@ impl Router {
     fn tell_of_the_fleet(&self, room: &mut WaitingRoom<Held>) -> u64 {
         let changes = self.holding.fleet_changes.load(Ordering::Acquire);
         if self.holding.told_changes.swap(changes, Ordering::AcqRel) != changes {
-            room.requests_mut().for_each(|held| held.look_again(&self.fleet));
+            let now = self.now();
+            room.requests_mut().for_each(|held| held.look_again(&self.fleet, now));
         }
         changes
     }

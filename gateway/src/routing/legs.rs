@@ -1,7 +1,7 @@
 //! Whether a request's prompt is computed where it is answered, by [`keyway_core::legs`] with the gateway's
 //! workers; and what handovers of KV between them have taken.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use keyway_core::{
     Splitting, Ways, consider,
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     config::{Role, RoutingConfig},
-    fleet::Worker,
+    fleet::{Fleet, Worker},
     prompt::request::RequestInfo,
 };
 
@@ -97,6 +97,12 @@ impl LegRules {
     }
 }
 
+/// Workers that have computed a prompt for another one, and said nothing of its KV: they are passed over.
+pub(super) fn keep_no_kv(fleet: &Fleet, now: Duration) -> Vec<WorkerId> {
+    let workers = fleet.all();
+    workers.iter().filter(|worker| worker.keeps_no_kv(now)).map(|worker| worker.id).collect()
+}
+
 impl Router {
     /// Has prompts computed elsewhere by these rules from now on.
     pub fn set_leg_rules(&self, legs: LegRules) {
@@ -111,9 +117,7 @@ impl Router {
         {
             return None;
         }
-        let keeps_none = |worker: &&Arc<Worker>| worker.keeps_no_kv(now);
-        let passed: Vec<WorkerId> =
-            self.fleet.all().iter().filter(keeps_none).map(|worker| worker.id).collect();
+        let passed = keep_no_kv(&self.fleet, now);
         let setting = self.setting_for(request, &passed, Leg::Prefill).ok()?;
         (!setting.workers.is_empty()).then(|| Box::new(setting))
     }

@@ -128,6 +128,13 @@ impl Ticket {
         self.series().waiting_prefill_tokens.add(tokens as i64);
     }
 
+    /// No other worker computes the prompt, whatever was planned.
+    pub fn is_asked_alone(&mut self) {
+        if self.is_elsewhere {
+            self.computes_here(self.router.now());
+        }
+    }
+
     /// Notes how many of the prompt's tokens the worker had announced, without what it was computing.
     pub(super) fn announced(mut self: Box<Self>, tokens: u64) -> Box<Self> {
         self.announced = tokens;

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    config::{Config, File},
+    config::{Config, File, Translate},
     prompt::request::{self, KeyerConfig},
 };
 
@@ -86,7 +86,8 @@ fn a_gateway_without_names_looks_nothing_up() {
     let tokenizer = "[[model]]\nname = \"m\"\ntokenizer = \"t\"\n";
     let translated = "[[model]]\nname = \"m\"\ntranslate = true\n";
     assert!(ModelNames::default().is_empty() && names(tokenizer).is_empty());
-    assert!(names(translated).is_empty() && names(translated).rules("m").unwrap().translate);
+    assert!(names(translated).is_empty());
+    assert_eq!(names(translated).rules("m").unwrap().translate, Translate::Always);
     assert!(!names(TABLES).is_empty());
 }
 

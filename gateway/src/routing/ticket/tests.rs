@@ -210,7 +210,7 @@ impl Asked {
     /// What may happen to a request whose worker is known.
     fn meets(&mut self, event: u8, router: &Arc<Router>) {
         let Some(Choice { worker, ticket, .. }) = &mut self.choice else { return };
-        match event % 8 {
+        match event % 10 {
             0 => {
                 let now = ticket.router().now();
                 ticket.first_token(now);
@@ -224,6 +224,8 @@ impl Asked {
             4 => ticket.judge(Verdict::Good),
             5 => ticket.judge(Verdict::Bad),
             6 => router.worker_failed(&Arc::clone(worker)),
+            7 if !ticket.began => ticket.computes_elsewhere(),
+            8 if !ticket.began => ticket.is_asked_alone(),
             _ => self.try_another(router),
         }
     }
@@ -314,6 +316,24 @@ proptest! {
     }
 }
 
+/// A worker may be for another part of requests by the time that it is asked.
+#[tokio::test(start_paused = true)]
+async fn the_prompt_of_who_is_asked_alone_waits_there() {
+    let parts = Parts::new(false);
+    let mut asked = parts.ask(TENANTS[0], 0).unwrap();
+    let ticket = &mut asked.choice.as_mut().unwrap().ticket;
+    let tokens = parts.at_workers().1;
+    assert!(tokens > 0);
+    ticket.computes_elsewhere();
+    assert_eq!(parts.at_workers(), (1, 0));
+    for _ in 0..2 {
+        ticket.is_asked_alone();
+        assert_eq!(parts.at_workers(), (1, tokens));
+    }
+    drop(asked);
+    parts.is_empty().await;
+}
+
 /// One client's requests, one after the other, each left at a point of chance.
 async fn client(parts: Arc<Parts>, seed: u64, requests: usize) -> usize {
     let mut random = fastrand::Rng::with_seed(seed);
@@ -331,7 +351,7 @@ async fn client(parts: Arc<Parts>, seed: u64, requests: usize) -> usize {
                 break;
             }
             // No worker stays down, so that somebody is always chosen.
-            let event = random.u8(..8);
+            let event = random.u8(..10);
             asked.meets(if event == 6 { 0 } else { event }, &parts.router);
         }
         chosen += usize::from(asked.choice.is_some());
