@@ -10,7 +10,7 @@ use std::sync::{
 use std::time::Duration;
 
 use crate::fading::FadingSum;
-use crate::others::{Counted, EngineLoad, Others, OwnLoad};
+use crate::others::{Counted, EngineLoad, Others, OwnLoad, Shares};
 use crate::pace::{Pace, PaceSnapshot, Waiting};
 
 /// Shared state of one worker.
@@ -56,8 +56,8 @@ pub struct LoadSnapshot {
     pub pace: PaceSnapshot,
     /// Requests there lately, as the engine counts them.
     pub counted: Counted,
-    /// The share of all requests that is this gateway's, by which arrivals have been scaled.
-    pub own_share: f64,
+    /// Shares of all requests, by which arrivals have been scaled.
+    pub shares: Shares,
 }
 
 impl Default for LoadSnapshot {
@@ -70,18 +70,18 @@ impl Default for LoadSnapshot {
             waiting_prefill_tokens: 0,
             pace,
             counted,
-            own_share: 1.0,
+            shares: Shares::default(),
         }
     }
 }
 
 impl LoadSnapshot {
-    /// With the requests that others send: this gateway's are so large a share of all
-    /// ([`crate::others::own_share`]), here as elsewhere.
+    /// With the requests that others send: this gateway's, and those of the gateways that say what they have,
+    /// are such shares of all, here as elsewhere.
     #[must_use]
-    pub fn among(mut self, own_share: f64) -> Self {
-        self.pace.arrivals_per_ms *= self.own_share / own_share;
-        Self { own_share, ..self }
+    pub fn among(mut self, shares: Shares) -> Self {
+        self.pace.arrivals_per_ms *= self.shares.gateways / shares.gateways;
+        Self { shares, ..self }
     }
 }
 
@@ -158,7 +158,7 @@ impl Load {
             waiting_prefill_tokens: known.pace.waiting_tokens() + others.tokens as u64,
             pace: known.pace.snapshot(now, tokens_per_ms).with_others(&others, tokens_per_ms),
             counted: others.counted,
-            own_share: 1.0,
+            shares: Shares::default(),
         }
     }
 
@@ -170,6 +170,7 @@ impl Load {
             waiting: known.pace.waiting() as u64,
             waiting_tokens: known.pace.waiting_tokens(),
             mean_tokens: known.pace.mean_tokens(),
+            arrivals_per_ms: 0.0,
         }
     }
 
@@ -184,8 +185,15 @@ impl Load {
     /// compute `tokens_per_s` has done of them.
     pub fn told(&self, now: Duration, tokens_per_s: Option<f64>) -> OwnLoad {
         let own = self.own();
-        let left = self.known().pace.tokens_left(now, tokens_per_s.unwrap_or(0.0) / 1e3);
-        OwnLoad { waiting_tokens: left.round() as u64, ..own }
+        let known = self.known();
+        let left = known.pace.tokens_left(now, tokens_per_s.unwrap_or(0.0) / 1e3);
+        let arrivals_per_ms = known.pace.arrivals_per_ms(now);
+        OwnLoad { waiting_tokens: left.round() as u64, arrivals_per_ms, ..own }
+    }
+
+    /// Requests per millisecond that this gateway has sent there lately.
+    pub fn arrivals_per_ms(&self, now: Duration) -> f64 {
+        self.known().pace.arrivals_per_ms(now)
     }
 
     /// The other gateways have said what they have there, together.
@@ -230,7 +238,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::{others::own_share, rate::PrefillRate};
+    use crate::rate::PrefillRate;
 
     const NOW: Duration = Duration::from_secs(7);
 
@@ -255,18 +263,47 @@ mod tests {
         let alone = load.snapshot(NOW, 2.0);
         load.engine_says(NOW, EngineLoad { running: 1, waiting: 3, waiting_tokens: Some(5_000) }, load.own());
         let shared = load.snapshot(NOW, 2.0);
-        let shared = shared.among(own_share([shared.counted].into_iter()));
+        let shared = shared.among(Shares::of([shared.counted].into_iter()));
         assert_eq!((alone.requests, alone.waiting_prefill_tokens, alone.pace.backlog_ms), (1, 1_000, 500.0));
         assert_eq!(
             (shared.requests, shared.waiting_prefill_tokens, shared.pace.backlog_ms),
             (4, 5_000, 2_500.0)
         );
         assert!((shared.pace.arrivals_per_ms / alone.pace.arrivals_per_ms - 4.0).abs() < 1e-9);
-        let twice = shared.among(shared.own_share).pace.arrivals_per_ms;
+        let twice = shared.among(shared.shares).pace.arrivals_per_ms;
         assert_eq!(twice, shared.pace.arrivals_per_ms, "a share is not taken twice");
         assert_eq!((load.requests(), load.waiting_prefill_tokens()), (1, 1_000), "its own stays its own");
         load.first_token(NOW, &ours);
         load.end();
+    }
+
+    /// By its share alone a gateway that has had two of sixteen requests takes any worker that it sent one
+    /// to for one that eight were sent to.
+    #[test]
+    fn arrivals_that_other_gateways_tell_are_counted_and_not_estimated() {
+        let (load, of_another) = (Load::default(), Load::default());
+        load.start(NOW, 1_000, true);
+        (0..3).for_each(|_| drop(of_another.start(NOW, 100, true)));
+        let own = load.snapshot(NOW, 1.0).pace.arrivals_per_ms;
+        let arrivals = |load: &Load| {
+            let seen = load.snapshot(NOW, 1.0);
+            seen.among(Shares::of([seen.counted].into_iter())).pace.arrivals_per_ms / own
+        };
+        load.peers_say(NOW, of_another.told(NOW, None));
+        load.look(NOW);
+        assert!((arrivals(&load) - 4.0).abs() < 1e-9, "{}", arrivals(&load));
+        // Half of what the engine has no gateway has sent.
+        let engine = EngineLoad { running: 8, waiting: 0, waiting_tokens: Some(0) };
+        for second in 1..=60 {
+            let now = NOW + Duration::from_secs(second);
+            load.peers_say(now, of_another.told(NOW, None));
+            load.engine_says(now, engine, load.own());
+        }
+        let now = NOW + Duration::from_secs(60);
+        let (seen, known) =
+            (load.snapshot(now, 1.0), load.arrivals_per_ms(now) + of_another.arrivals_per_ms(NOW));
+        let scaled = seen.among(Shares::of([seen.counted].into_iter())).pace.arrivals_per_ms / known;
+        assert!((scaled - 2.0).abs() < 0.1, "{scaled}");
     }
 
     /// What is fitted of a worker that computes 1,000 tokens a second, one prompt after the other, and is

@@ -27,6 +27,8 @@ pub struct OwnLoad {
     pub waiting_tokens: u64,
     /// Uncached prompt tokens of one request, on the mean.
     pub mean_tokens: f64,
+    /// Requests per millisecond that it has sent there lately.
+    pub arrivals_per_ms: f64,
 }
 
 /// Age at which what the gauges said no longer counts; it fades evenly until then.
@@ -45,18 +47,43 @@ const MIN_SHARE: f64 = 1.0 / 64.0;
 pub struct Counted {
     /// Those that this gateway sent.
     pub own: f64,
+    /// Those of this gateway and of others that say what they have there.
+    pub gateways: f64,
     /// Those of all senders, this gateway among them.
     pub all: f64,
 }
 
-/// This gateway's share of the requests at these workers, above 0 and at most 1. Of one worker a gateway has
-/// too few requests in a minute to tell its share: taken worker by worker, some look several times as busy as
-/// they are, and their prefixes are copied for nothing (four gateways over eight workers had 0.95 of the hits
-/// that one has; by the share over all workers 0.99: `tests/external/routing/docs/several-gateways.md`).
-pub fn own_share(counted: impl Iterator<Item = Counted>) -> f64 {
-    let sum = |sum: Counted, one: Counted| Counted { own: sum.own + one.own, all: sum.all + one.all };
-    let Counted { own, all } = counted.fold(Counted::default(), sum);
-    if all <= own { 1.0 } else { (own / all).clamp(MIN_SHARE, 1.0) }
+/// Shares of the requests at some workers, above 0 and at most 1.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct Shares {
+    /// This gateway's.
+    pub own: f64,
+    /// That of this gateway and of others that say what they have there.
+    pub gateways: f64,
+}
+
+impl Shares {
+    /// Of all workers together. Of one worker a gateway has too few requests in a minute to tell its share:
+    /// taken worker by worker, some look several times as busy as they are, and their prefixes are copied for
+    /// nothing (four gateways over eight workers had 0.95 of the hits that one has; by the share over all
+    /// workers 0.99: `tests/external/routing/docs/several-gateways.md`).
+    pub fn of(counted: impl Iterator<Item = Counted>) -> Self {
+        let sum = |sum: Counted, one: Counted| Counted {
+            own: sum.own + one.own,
+            gateways: sum.gateways + one.gateways,
+            all: sum.all + one.all,
+        };
+        let Counted { own, gateways, all } = counted.fold(Counted::default(), sum);
+        let share = |part: f64| if all <= part { 1.0 } else { (part / all).clamp(MIN_SHARE, 1.0) };
+        Self { own: share(own), gateways: share(gateways) }
+    }
+}
+
+impl Default for Shares {
+    /// All of them are this gateway's.
+    fn default() -> Self {
+        Self { own: 1.0, gateways: 1.0 }
+    }
 }
 
 /// What others have at one worker.
@@ -74,9 +101,8 @@ pub struct Others {
     rest_requests: f64,
     rest_tokens: f64,
     rest_seen: Duration,
-    /// Running means of this gateway's requests there, and of all.
-    own_mean: f64,
-    all_mean: f64,
+    /// Running means of the requests there.
+    means: Counted,
     /// Running mean of the looks at which prompts waited there, from 0.
     busy: f64,
 }
@@ -94,6 +120,8 @@ pub struct OthersNow {
     pub counted: Counted,
     /// Share of time in which prompts waited there, whichever sender's.
     pub busy_share: f64,
+    /// Requests per millisecond that other gateways say they send there.
+    pub arrivals_per_ms: f64,
 }
 
 impl OwnLoad {
@@ -106,6 +134,7 @@ impl OwnLoad {
             waiting: self.waiting.max(other.waiting),
             waiting_tokens: self.waiting_tokens.max(other.waiting_tokens),
             mean_tokens: other.mean_tokens,
+            arrivals_per_ms: other.arrivals_per_ms,
         }
     }
 
@@ -117,6 +146,7 @@ impl OwnLoad {
             waiting: self.waiting + other.waiting,
             waiting_tokens: self.waiting_tokens + other.waiting_tokens,
             mean_tokens: self.mean_tokens,
+            arrivals_per_ms: self.arrivals_per_ms + other.arrivals_per_ms,
         }
     }
 }
@@ -142,7 +172,9 @@ impl Others {
         self.peers_most = self.peers;
         let waits =
             own.waiting > 0 || engine.waiting > 0 || engine.waiting_tokens.is_some_and(|tokens| tokens > 0);
-        self.count(now, own.requests as f64, all.max(own.requests) as f64, waits);
+        let all = all.max(own.requests);
+        let gateways = (own.requests + self.peers.requests).min(all);
+        self.count(now, (own.requests, gateways, all as f64), waits);
     }
 
     /// The other gateways have said what they have there, together.
@@ -153,19 +185,21 @@ impl Others {
 
     /// Counts who is there, for the means: to be called at times that do not depend on who comes and goes.
     pub fn look(&mut self, now: Duration, own: OwnLoad) {
-        let known = (own.requests + self.peers.requests) as f64;
+        let known = own.requests + self.peers.requests;
         let waits =
             own.waiting + self.peers.waiting > 0 || self.rest_tokens * left(self.rest_seen, now) > 0.0;
-        self.count(now, own.requests as f64, known + self.beyond(now), waits);
+        self.count(now, (own.requests, known, known as f64 + self.beyond(now)), waits);
     }
 
-    /// Takes the requests there, and whether prompts wait, into the running means.
-    fn count(&mut self, now: Duration, own: f64, all: f64, waits: bool) {
+    /// Takes the requests there, as in [`Counted`], and whether prompts wait, into the running means.
+    fn count(&mut self, now: Duration, (own, gateways, all): (u64, u64, f64), waits: bool) {
         let since = self.began.map_or(FIRST_LOOK_S, |_| now.saturating_sub(self.updated).as_secs_f64());
         self.began.get_or_insert(now);
         let gain = remembered(since);
-        self.own_mean += gain * (own - self.own_mean);
-        self.all_mean += gain * (all - self.all_mean);
+        let toward = |mean: &mut f64, seen: f64| *mean += gain * (seen - *mean);
+        toward(&mut self.means.own, own as f64);
+        toward(&mut self.means.gateways, gateways as f64);
+        toward(&mut self.means.all, all);
         self.busy += gain * (f64::from(u8::from(waits)) - self.busy);
         self.updated = now;
     }
@@ -173,13 +207,13 @@ impl Others {
     /// What is left of it.
     pub fn now(&self, now: Duration) -> OthersNow {
         let (peers, rest) = (left(self.peers_seen, now), left(self.rest_seen, now));
-        let counted = Counted { own: self.own_mean, all: self.all_mean };
         OthersNow {
             requests: self.peers.requests as f64 * peers + self.rest_requests * rest,
             tokens: self.peers.waiting_tokens as f64 * peers + self.rest_tokens * rest,
-            counted: if peers.max(rest) == 0.0 { Counted::default() } else { counted },
+            counted: if peers.max(rest) == 0.0 { Counted::default() } else { self.means },
             // Mostly no prompt waits, or no look was taken.
             busy_share: if self.busy > 0.0 { self.busy / self.filled() } else { 0.0 },
+            arrivals_per_ms: self.peers.arrivals_per_ms * peers,
         }
     }
 
@@ -210,14 +244,15 @@ fn remembered(seconds: f64) -> f64 {
 mod tests {
     use super::*;
 
-    const OWN: OwnLoad = OwnLoad { requests: 3, waiting: 1, waiting_tokens: 700, mean_tokens: 1000.0 };
+    const OWN: OwnLoad =
+        OwnLoad { requests: 3, waiting: 1, waiting_tokens: 700, mean_tokens: 1000.0, arrivals_per_ms: 0.001 };
 
     fn s(seconds: f64) -> Duration {
         Duration::from_secs_f64(seconds)
     }
 
     fn share(others: OthersNow) -> f64 {
-        own_share([others.counted].into_iter())
+        Shares::of([others.counted].into_iter()).own
     }
 
     fn after(engine: EngineLoad, own: OwnLoad) -> OthersNow {
@@ -254,7 +289,7 @@ mod tests {
 
     #[test]
     fn what_other_gateways_say_is_not_counted_again_by_the_gauges() {
-        let peers = OwnLoad { requests: 4, waiting: 2, waiting_tokens: 9_000, mean_tokens: 0.0 };
+        let peers = OwnLoad { requests: 4, waiting: 2, waiting_tokens: 9_000, ..OwnLoad::default() };
         let mut others = Others::default();
         others.peers_say(s(100.0), peers);
         let told = others.now(s(100.0));
@@ -284,6 +319,7 @@ mod tests {
         }
         let now = others.now(s(59.0));
         assert!((share(now) - 0.25).abs() < 0.001 && now.busy_share > 0.9, "{now:?}");
+        assert_eq!(Shares::of([now.counted].into_iter()).gateways, 1.0);
         let silent = others.now(s(80.0));
         assert_eq!((silent.requests, share(silent)), (0.0, 1.0), "who says nothing any more");
     }
@@ -305,13 +341,17 @@ mod tests {
 
     #[test]
     fn our_share_is_that_of_all_workers_together() {
-        let of = |own, all| Counted { own, all };
+        let of = |own, gateways, all| Counted { own, gateways, all };
+        let shares = |counted: &[Counted]| {
+            let Shares { own, gateways } = Shares::of(counted.iter().copied());
+            (own, gateways)
+        };
         // One of four gateways, which has had none at the first worker for a minute, and by chance most at
-        // the second.
-        assert_eq!(own_share([of(0.0, 3.0), of(2.0, 3.0), of(0.0, 2.0)].into_iter()), 0.25);
-        assert_eq!(own_share([of(0.0, 900.0)].into_iter()), MIN_SHARE);
-        assert_eq!(own_share([of(3.0, 3.0), Counted::default()].into_iter()), 1.0);
-        assert_eq!(own_share(std::iter::empty()), 1.0);
+        // the second. Two of the others say what they have.
+        assert_eq!(shares(&[of(0.0, 2.0, 3.0), of(2.0, 2.5, 3.0), of(0.0, 1.5, 2.0)]), (0.25, 0.75));
+        assert_eq!(shares(&[of(0.0, 900.0, 900.0)]), (MIN_SHARE, 1.0));
+        assert_eq!(shares(&[of(3.0, 3.0, 3.0), Counted::default()]), (1.0, 1.0));
+        assert_eq!(shares(&[]), (1.0, 1.0));
     }
 
     #[test]
@@ -324,6 +364,7 @@ mod tests {
         }
         let fresh = others.now(s(599.0));
         assert!((share(fresh) - 0.25).abs() < 0.001, "{fresh:?}");
+        assert_eq!(Shares::of([fresh.counted].into_iter()).gateways, share(fresh), "the others say nothing");
         assert!((fresh.busy_share - 0.25).abs() < 0.01, "{fresh:?}");
         assert_eq!(fresh.requests, 9.0);
         assert!((others.now(s(599.0 + 7.5)).requests - 4.5).abs() < 1e-9);

@@ -117,6 +117,11 @@ impl Pace {
         }
     }
 
+    /// Requests per millisecond that came lately.
+    pub fn arrivals_per_ms(&self, now: Duration) -> f64 {
+        self.arrivals * self.faded(now).0 / self.seen(now) / 1e3
+    }
+
     /// The part of the memory that has been filled: what began a minute ago has a third of its arrivals in
     /// the decayed sums, and is not taken for a third as busy.
     fn seen(&self, now: Duration) -> f64 {
@@ -186,11 +191,12 @@ impl PaceSnapshot {
     /// With what others have there.
     pub(crate) fn with_others(self, others: &OthersNow, tokens_per_ms: f64) -> Self {
         let backlog_ms = self.backlog_ms + others.tokens / tokens_per_ms;
+        let arrivals_per_ms = self.arrivals_per_ms + others.arrivals_per_ms;
         if others.counted.all <= others.counted.own {
-            return Self { backlog_ms, ..self };
+            return Self { backlog_ms, arrivals_per_ms, ..self };
         }
         let busy_share = self.busy_share.max(others.busy_share).min(MAX_BUSY_SHARE);
-        Self { backlog_ms, busy_share, ..self }
+        Self { backlog_ms, arrivals_per_ms, busy_share }
     }
 }
 

@@ -70,7 +70,7 @@ fn pick_matched(
     (index, lengths): (&PrefixIndex, &MatchLengths),
 ) -> Option<Pick> {
     let (first, all) = (seen.views.first()?, candidates.len());
-    let own_share = candidates.first()?.load.own_share;
+    let own_share = candidates.first()?.load.shares.own;
     let hottest = index.hottest(now, first, lengths, (all, own_share));
     pick_readied(policy, first, candidates, turn, |candidate| {
         candidate.reuse = hottest.reuse(first, candidate);

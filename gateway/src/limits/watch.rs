@@ -76,6 +76,12 @@ pub const PEER_EVERY_RANGE: RangeInclusive<Duration> = Duration::from_millis(10)
 /// Time after which a gateway tells all again: what would be wrong for as long if a word were lost.
 pub const PEER_ALL_EVERY: Duration = Duration::from_secs(1);
 
+/// Time after which a gateway tells again how many requests it sends to each worker: that is a mean of minutes.
+pub const PEER_ARRIVALS_EVERY: Duration = Duration::from_secs(5);
+
+/// Requests a second to a worker that are told, at least: one in four minutes.
+pub const PEER_ARRIVALS_MIN_PER_S: f64 = 1.0 / 240.0;
+
 /// Silence after which another gateway is taken to have nothing anywhere.
 pub const PEER_SILENCE_MAX: Duration = Duration::from_secs(5);
 
@@ -90,7 +96,7 @@ pub const PEER_TWICE_PAUSE: Duration = Duration::from_secs(2);
 /// name it.
 pub const PEER_INDEX_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Longest line of another gateway: 10,000 workers at 100 bytes each, and as much of placements and of the
+/// Longest line of another gateway: 10,000 workers at 150 bytes each, and as much of placements and of the
 /// workers that these are at.
 pub const MAX_PEER_LINE_BYTES: usize = 4 << 20;
 

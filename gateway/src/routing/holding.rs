@@ -381,7 +381,7 @@ impl WorkerChooser<Held> for Counter<'_> {
         }
         tracing::trace!(worker = %worker.name, reason = pick.reason.as_str(), "a request begins");
         let before = &candidates[pick.index];
-        let load = worker.load.snapshot(self.now, before.tokens_per_ms).among(before.load.own_share);
+        let load = worker.load.snapshot(self.now, before.tokens_per_ms).among(before.load.shares);
         candidate_set.update(pick.index, load);
         if let Some(log) = &router.decision_log {
             let workers = worker_of.iter().map(|&i| &setting.workers[i]);

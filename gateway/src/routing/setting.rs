@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use keyway_core::{
     index::WorkerId,
     media::Media,
-    others::own_share,
+    others::Shares,
     pick::{Candidate, RequestView, Source},
     rate::Rates,
     refusals::{Eligible, Stance},
@@ -211,9 +211,9 @@ impl Setting {
             }
         };
         let mut candidates: Vec<_> = workers().enumerate().map(candidate).collect();
-        let own_share = own_share(candidates.iter().map(|candidate| candidate.load.counted));
+        let shares = Shares::of(candidates.iter().map(|candidate| candidate.load.counted));
         for candidate in &mut candidates {
-            candidate.load = candidate.load.among(own_share);
+            candidate.load = candidate.load.among(shares);
         }
         candidates
     }

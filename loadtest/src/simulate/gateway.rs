@@ -7,7 +7,7 @@ use std::{ops::Range, time::Duration};
 use keyway_core::{
     EngineLoad, Load, LoadSnapshot, OwnLoad, PrefixIndex, RoomRules, Transfers, WaitingRoom, WorkerId,
     index::Placement,
-    others::own_share,
+    others::Shares,
     pace::Waiting,
     pick::Candidate,
     rate::{PrefillRate, Rates},
@@ -35,8 +35,8 @@ pub(super) struct Gateway {
     speeds: Vec<f64>,
     /// Choices made when they are looked at again.
     speeds_until: u64,
-    /// Its share of all requests.
-    own_share: f64,
+    /// Its share of all requests, and that of gateways that tell what they have.
+    shares: Shares,
     /// Choices made so far, those that ended in waiting among them; equal workers take turns by it.
     pub(super) counter: u64,
 }
@@ -74,7 +74,7 @@ impl Gateway {
             desks: (0..setup.workers).map(|_| Desk::default()).collect(),
             speeds: Vec::new(),
             speeds_until: 0,
-            own_share: 1.0,
+            shares: Shares::default(),
             counter: 0,
         }
     }
@@ -94,9 +94,9 @@ impl Gateway {
             Candidate::new(WorkerId(worker), load, tokens_per_ms, 1.0)
         };
         let mut candidates: Vec<Candidate> = (0u32..).zip(&self.desks).zip(&self.speeds).map(of).collect();
-        self.own_share = own_share(candidates.iter().map(|candidate| candidate.load.counted));
+        self.shares = Shares::of(candidates.iter().map(|candidate| candidate.load.counted));
         for candidate in &mut candidates {
-            candidate.load = candidate.load.among(self.own_share);
+            candidate.load = candidate.load.among(self.shares);
         }
         candidates
     }
@@ -108,7 +108,7 @@ impl Gateway {
 
     /// What one worker is doing.
     pub(super) fn load(&self, worker: usize, at: Nanos) -> LoadSnapshot {
-        self.desks[worker].load.snapshot(Duration::from_nanos(at), self.speeds[worker]).among(self.own_share)
+        self.desks[worker].load.snapshot(Duration::from_nanos(at), self.speeds[worker]).among(self.shares)
     }
 
     /// A request was sent; with what it waits for, and how many tokens come before its first one.

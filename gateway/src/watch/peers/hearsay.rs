@@ -2,7 +2,7 @@
 //! Nothing of a gateway that is no longer heard stays.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     fmt,
     sync::Arc,
 };
@@ -28,7 +28,12 @@ pub struct Hearsay {
 }
 
 /// What one gateway has, by worker.
-type Said = HashMap<String, OwnLoad>;
+#[derive(Debug, Default)]
+struct Said {
+    load: HashMap<String, OwnLoad>,
+    /// Requests a second that it sends there.
+    arrivals: BTreeMap<String, f64>,
+}
 
 /// One gateway that is heard; dropped, it is not any more.
 #[derive(Debug)]
@@ -50,7 +55,7 @@ impl Hearsay {
         if id == self.own || said.contains_key(&id) {
             return None;
         }
-        said.insert(id, Said::new());
+        said.insert(id, Said::default());
         Some(Voice { id, hearsay: Arc::clone(self), placements: Mutex::default() })
     }
 
@@ -59,13 +64,21 @@ impl Hearsay {
     fn pass_on(&self, said: &HashMap<GatewayId, Said>, concerns: impl Fn(&str) -> bool, counts: bool) {
         let now = self.router.now();
         for worker in self.router.fleet().all().iter().filter(|worker| concerns(&worker.name)) {
-            let of_worker = said.values().filter_map(|said| said.get(&worker.name));
-            let sum = of_worker.fold(OwnLoad::default(), |sum, load| sum.and(*load));
+            let sum = said.values().fold(OwnLoad::default(), |sum, said| sum.and(said.of(&worker.name)));
             worker.load.peers_say(now, sum);
             if counts {
                 worker.load.look(now);
             }
         }
+    }
+}
+
+impl Said {
+    fn of(&self, worker: &str) -> OwnLoad {
+        let load = self.load.get(worker).copied().unwrap_or_default();
+        // What is no number of requests is none.
+        let per_s = self.arrivals.get(worker).filter(|per_s| per_s.is_finite() && **per_s > 0.0);
+        OwnLoad { arrivals_per_ms: per_s.map_or(0.0, |per_s| per_s / 1e3), ..load }
     }
 }
 
@@ -78,12 +91,16 @@ impl Voice {
         let mut all_said = self.hearsay.said.lock();
         let said = all_said.entry(self.id).or_default();
         if line.all {
-            said.clear();
+            said.load.clear();
+        }
+        if let Some(arrivals) = &line.arrivals {
+            said.arrivals.clone_from(arrivals);
         }
         let named: HashSet<&str> = line.workers.iter().map(|entry| entry.worker.as_str()).collect();
-        said.extend(line.workers.iter().map(|entry| (entry.worker.clone(), entry.load())));
+        said.load.extend(line.workers.iter().map(|entry| (entry.worker.clone(), entry.load())));
         // Once a second, whatever has changed: the means are of even times.
-        self.hearsay.pass_on(&all_said, |worker| line.all || named.contains(worker), line.all);
+        let concerns_all = line.all || line.arrivals.is_some();
+        self.hearsay.pass_on(&all_said, |worker| concerns_all || named.contains(worker), line.all);
         drop(all_said);
         if let (Some(news), Some(stored)) = (&line.stored, self.hearsay.router.stored_state()) {
             stored.hear(news);

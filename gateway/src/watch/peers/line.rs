@@ -1,6 +1,8 @@
 //! What gateways say to each other: lines of JSON. Facts alone, what each has at each worker; what follows
 //! from them each works out for itself.
 
+use std::collections::BTreeMap;
+
 use keyway_core::OwnLoad;
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +10,7 @@ use super::{GatewayId, PlacementNews};
 use crate::stored_state::StoredNews;
 
 /// One word of a gateway.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Line {
     /// Who speaks; in the first line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -18,6 +20,10 @@ pub struct Line {
     pub all: bool,
     /// What it has at each worker named; 0 at one where all has ended since the last line.
     pub workers: Vec<LoadEntry>,
+    /// Requests a second that it has sent lately to each worker named, and hardly any to the others. Now and
+    /// then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arrivals: Option<BTreeMap<String, f64>>,
     /// Ids of what workers store that came there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored: Option<StoredNews>,
@@ -47,6 +53,6 @@ impl LoadEntry {
 
     pub(super) fn load(&self) -> OwnLoad {
         let Self { requests, waiting, waiting_tokens, .. } = *self;
-        OwnLoad { requests, waiting, waiting_tokens, mean_tokens: 0.0 }
+        OwnLoad { requests, waiting, waiting_tokens, ..OwnLoad::default() }
     }
 }

@@ -3,7 +3,7 @@
 //! does not read holds up no other and nothing grows.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -17,7 +17,7 @@ use super::{GatewayId, Line, LoadEntry, placements::PlacementsTold};
 use crate::{
     clock::{self, Instant, Sleep},
     leaving::Leaving,
-    limits::{PEER_ALL_EVERY, PEER_EVERY, PEER_EVERY_RANGE},
+    limits::{PEER_ALL_EVERY, PEER_ARRIVALS_EVERY, PEER_ARRIVALS_MIN_PER_S, PEER_EVERY, PEER_EVERY_RANGE},
     proxy::body::Lines,
     routing::Router,
     stored_state::StoredNews,
@@ -38,6 +38,8 @@ pub struct Telling {
     next: Pin<Box<Sleep>>,
     /// When all is told again.
     all_due: Instant,
+    /// When it is told again how many requests come.
+    arrivals_due: Instant,
     told: HashMap<String, OwnLoad>,
     /// How many ids of what workers store were told.
     told_ids: u64,
@@ -60,6 +62,7 @@ impl Telling {
             every: every.clamp(*PEER_EVERY_RANGE.start(), *PEER_EVERY_RANGE.end()),
             next: Box::pin(clock::sleep_until(now)),
             all_due: now,
+            arrivals_due: now,
             told: HashMap::new(),
             told_ids: 0,
             placements,
@@ -94,6 +97,20 @@ impl Telling {
         news.into_iter().map(|(worker, load)| LoadEntry::new(worker, load)).collect()
     }
 
+    /// Requests a second that were sent lately to each worker, to four places.
+    fn arrivals(&self) -> BTreeMap<String, f64> {
+        let now = self.router.now();
+        let mut all = BTreeMap::<String, f64>::new();
+        for worker in self.router.fleet().all().iter() {
+            let per_s = worker.load.arrivals_per_ms(now) * 1e3;
+            if per_s >= PEER_ARRIVALS_MIN_PER_S {
+                let sum = all.entry(worker.name.clone()).or_default();
+                *sum = ((*sum + per_s) * 1e4).round() / 1e4;
+            }
+        }
+        all
+    }
+
     /// What there is, by worker; one that left and one that came back at its address are one to others.
     fn there(&self) -> HashMap<String, OwnLoad> {
         let now = self.router.now();
@@ -123,11 +140,15 @@ impl Lines for Telling {
             if all {
                 self.all_due = now + PEER_ALL_EVERY;
             }
+            let arrivals = (now >= self.arrivals_due).then(|| {
+                self.arrivals_due = now + PEER_ARRIVALS_EVERY;
+                self.arrivals()
+            });
             let workers = self.news(all);
             let stored = self.new_ids();
             let placed = self.placements.as_mut().and_then(|told| told.news(&self.router));
-            if all || !workers.is_empty() || stored.is_some() || placed.is_some() {
-                let line = Line { gateway: self.id.take(), all, workers, stored, placed };
+            if all || arrivals.is_some() || !workers.is_empty() || stored.is_some() || placed.is_some() {
+                let line = Line { gateway: self.id.take(), all, workers, arrivals, stored, placed };
                 let mut line = serde_json::to_vec(&line).unwrap_or_default();
                 line.push(b'\n');
                 return Poll::Ready(Some(line.into()));

@@ -64,13 +64,7 @@ async fn all_is_told_at_first_and_each_second_and_what_changes_meanwhile() {
     let second = a.load.start(router.now(), 60, true);
     assert_eq!(
         next(&mut telling).await,
-        Line {
-            gateway: None,
-            all: false,
-            workers: vec![entry("a:1", 2, 2, 1_660)],
-            stored: None,
-            placed: None
-        }
+        Line { workers: vec![entry("a:1", 2, 2, 1_660)], ..Line::default() }
     );
     assert_eq!(began.elapsed(), Duration::from_millis(20));
     a.load.first_token(router.now(), &first);
@@ -116,7 +110,7 @@ async fn what_others_say_is_summed_and_goes_with_them() {
         let now = worker(&router, name).load.snapshot(router.now(), 1.0);
         (now.requests, now.waiting_prefill_tokens)
     };
-    let line = |all, workers| Line { gateway: None, all, workers, stored: None, placed: None };
+    let line = |all, workers| Line { all, workers, ..Line::default() };
     one.says(&line(true, vec![entry("a:1", 3, 2, 900), entry("b:1", 1, 0, 0), entry("nobody:1", 9, 9, 9)]))
         .unwrap();
     two.says(&line(true, vec![entry("a:1", 1, 1, 50)])).unwrap();
@@ -133,16 +127,56 @@ async fn what_others_say_is_summed_and_goes_with_them() {
     assert!(hearsay.hear(id).is_some());
 }
 
+#[tokio::test(start_paused = true)]
+async fn how_many_requests_come_is_told_now_and_then_and_counted_with_ones_own() {
+    let (one, other) = (router(&["http://a:1", "http://b:1"]), router(&["http://a:1", "http://b:1"]));
+    let a = worker(&one, "a:1");
+    let send = || {
+        let waits = a.load.start(one.now(), 100, true);
+        a.load.first_token(one.now(), &waits);
+        a.load.end();
+    };
+    (0..3).for_each(|_| send());
+    let mut telling = telling(&one);
+    let voice = Hearsay::new(GatewayId::draw(), Arc::clone(&other)).hear(GatewayId::draw()).unwrap();
+    let arrivals = |name: &str| arrivals_of(&other, name);
+    let own = a.load.arrivals_per_ms(one.now());
+    // None is there any more, and they have come.
+    let line = next(&mut telling).await;
+    voice.says(&line).unwrap();
+    assert!(line.workers.is_empty() && (arrivals("a:1") / own - 1.0).abs() < 0.01, "{line:?}");
+    assert_eq!(arrivals("b:1"), 0.0);
+    worker(&other, "a:1").load.start(other.now(), 100, true);
+    let both = arrivals("a:1") / own;
+    assert!((both - 4.0 / 3.0).abs() < 0.01, "{both}");
+    send();
+    let mut lines = 0;
+    let told = loop {
+        let line = next(&mut telling).await;
+        voice.says(&line).unwrap();
+        if line.arrivals.is_some() {
+            break line.arrivals.unwrap();
+        }
+        lines += 1;
+        assert!(arrivals("a:1") > 0.0, "what was told stays while all is told");
+    };
+    let now = a.load.arrivals_per_ms(one.now()) * 1e3;
+    assert!(lines >= 4 && (told["a:1"] - now).abs() < 1e-3 && told.len() == 1, "{lines} {told:?} {now}");
+    for nothing in [f64::NAN, -1.0, f64::INFINITY] {
+        let arrivals = Some([("b:1".to_owned(), nothing)].into());
+        voice.says(&Line { arrivals, ..Line::default() }).unwrap();
+        assert_eq!(arrivals_of(&other, "b:1"), 0.0, "{nothing}");
+    }
+}
+
+fn arrivals_of(router: &Router, name: &str) -> f64 {
+    worker(router, name).load.snapshot(router.now(), 1.0).pace.arrivals_per_ms
+}
+
 #[test]
 fn a_line_says_who_speaks_once_and_ids_are_what_they_are() {
     let id: GatewayId = serde_json::from_str("\"00000000000000ff\"").unwrap();
-    let line = Line {
-        gateway: Some(id),
-        all: true,
-        workers: vec![entry("a:1", 1, 0, 7)],
-        stored: None,
-        placed: None,
-    };
+    let line = Line { gateway: Some(id), all: true, workers: vec![entry("a:1", 1, 0, 7)], ..Line::default() };
     let text = serde_json::to_string(&line).unwrap();
     let expected = r#"{"gateway":"00000000000000ff","all":true,"workers":[{"worker":"a:1","requests":1,"waiting":0,"waiting_tokens":7}]}"#;
     assert_eq!(text, expected);

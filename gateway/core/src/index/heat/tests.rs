@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::index::WorkerId;
 use crate::load::LoadSnapshot;
+use crate::others::Shares;
 
 const BYTES: usize = 1 << 16;
 
@@ -38,7 +39,7 @@ fn workers(matched: &[u32]) -> Vec<Candidate> {
 /// As a choice asks, after the matches.
 fn fill(heat: &Heat, now: Duration, request: &RequestView<'_>, all: &mut [Candidate]) {
     let lengths = MatchLengths::of(all);
-    let hottest = heat.hottest(now, request, &lengths, (all.len(), all[0].load.own_share));
+    let hottest = heat.hottest(now, request, &lengths, (all.len(), all[0].load.shares.own));
     for one in all.iter_mut() {
         one.reuse = hottest.reuse(request, one);
     }
@@ -75,7 +76,7 @@ fn one_of_four_gateways_sees_a_quarter_and_counts_all() {
     let (mut heat, chain) = (Heat::new(BYTES), chain(1, 40));
     let mut all = workers(&[30, 0]);
     for worker in &mut all {
-        worker.load = worker.load.among(0.25);
+        worker.load = worker.load.among(Shares { own: 0.25, gateways: 0.25 });
     }
     for at in (0..120).step_by(4) {
         heat.used(s(f64::from(at)), &view(&chain), &all, 500);
