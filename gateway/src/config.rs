@@ -19,6 +19,7 @@ mod stored_state;
 mod tenants;
 mod timeouts;
 mod traces;
+mod usage;
 mod worker;
 mod worker_url;
 
@@ -44,6 +45,7 @@ pub use self::{
     tenants::TenantRules,
     timeouts::Timeouts,
     traces::{GenAi, TraceRules, TracesConfig, TracesFile},
+    usage::{UsageConfig, UsageFile},
     worker::{KvSource, RankError, Role, WorkerConfig, WorkerEntry, WorkerTable, port_of},
 };
 use crate::{
@@ -93,6 +95,8 @@ pub struct Config {
     pub scale: ScaleConfig,
     /// Where traces go; `None`: nowhere.
     pub traces: Option<TracesConfig>,
+    /// Where it is kept who has used how much; `None`: nowhere.
+    pub usage: Option<UsageConfig>,
     /// Whether and how streams outlive their worker.
     pub resume: ResumeConfig,
     /// Whether requests go to the worker that stores what they name.
@@ -156,6 +160,7 @@ impl TryFrom<File> for Config {
             peers,
             scale,
             traces: file.traces.validated()?,
+            usage: file.usage.validated()?,
             resume: ResumeConfig::from(&file.resume),
             stored_state: StoredStateConfig::from(&file.stored_state),
             tenants_file: file.auth.tenants_file,

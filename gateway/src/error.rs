@@ -258,6 +258,12 @@ pub enum Error {
          of this model (tokenizer in its [[model]])"
     )]
     CountUnknown,
+    /// It is not kept who has used how much.
+    #[error("usage is not kept here: name a file for it (usage.file)")]
+    UsageNotKept,
+    /// The file of what was used cannot be read at this time.
+    #[error("the usage file cannot be read now: the log says why; try again soon")]
+    UsageUnreadable,
     /// A worker's answer to a chat is none.
     #[error("the worker's answer is no chat completion, so it cannot be told in the API that was asked")]
     AnswerUnreadable,
@@ -364,6 +370,10 @@ impl Error {
                 row(StatusCode::BAD_REQUEST, invalid, "invalid_value", param.as_deref(), None)
             }
             Self::CountUnknown => row(StatusCode::NOT_IMPLEMENTED, invalid, "count_unknown", None, None),
+            Self::UsageNotKept => row(StatusCode::NOT_FOUND, invalid, "usage_not_kept", None, None),
+            Self::UsageUnreadable => {
+                row(StatusCode::SERVICE_UNAVAILABLE, server, "usage_unreadable", None, SOON)
+            }
             Self::AnswerUnreadable => row(StatusCode::BAD_GATEWAY, server, "answer_unreadable", None, None),
             Self::Internal => row(StatusCode::INTERNAL_SERVER_ERROR, server, "internal_error", None, None),
         }

@@ -12,7 +12,7 @@
 //! The modules are rooms. Each imports from those behind it here, and from none before it:
 //!
 //! [`process`] [`ops`] [`edge`] [`watch`] [`proxy`] [`scale`] [`routing`] [`stored_state`] [`demand`]
-//! [`telemetry`] [`access`] [`usage`] [`fleet`] [`prompt`] [`upstream`] [`config`] [`net`] [`metrics`]
+//! [`telemetry`] [`access`] [`ledger`] [`usage`] [`fleet`] [`prompt`] [`upstream`] [`config`] [`net`] [`metrics`]
 //! [`machine`], and tables: [`headers`], `path`, [`error`], [`api`], [`sse`], [`json`], [`shortage`],
 //! [`limits`], [`leaving`], [`clock`].
 //!
@@ -30,6 +30,7 @@ pub mod fleet;
 pub mod headers;
 pub mod json;
 pub mod leaving;
+pub mod ledger;
 pub mod limits;
 pub mod machine;
 pub mod metrics;

@@ -2,13 +2,14 @@
 //! defaults here and fields of [`crate::config::Config`]; the rest are fixed.
 
 mod clients;
+mod ledger;
 mod stored_state;
 mod traces;
 mod watch;
 
 use std::time::Duration;
 
-pub use self::{clients::*, stored_state::*, traces::*, watch::*};
+pub use self::{clients::*, ledger::*, stored_state::*, traces::*, watch::*};
 
 /// File descriptors that are asked for where the system sets no bound: [`MAX_CONNECTIONS`] clients, as many
 /// connections to workers, and as many again for those that wait for a request.
@@ -296,6 +297,10 @@ pub const DRAIN_QUIET: Duration = Duration::from_secs(1);
 /// Time that operators' connections get once a successor has their listener: those that were let in and have
 /// not asked yet among them.
 pub const OPERATORS_DRAIN: Duration = Duration::from_secs(2);
+
+/// How long the process waits, where it is kept what requests have used, for those to end that are cut: a
+/// connection gets a second to say its last.
+pub const CUT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How often connections are counted meanwhile.
 pub const DRAIN_LOOK: Duration = Duration::from_millis(10);

@@ -16,7 +16,9 @@ mod reference;
 mod resume;
 mod scale;
 mod stored_state;
+mod tenants;
 mod traces;
+mod usage;
 
 use std::{cell::RefCell, sync::Arc};
 
@@ -40,7 +42,9 @@ pub use self::{
     resume::ResumeMetrics,
     scale::ScaleMetrics,
     stored_state::StoredStateMetrics,
+    tenants::TenantMetrics,
     traces::TraceMetrics,
+    usage::UsageMetrics,
 };
 use self::{
     forget::OfWorkers,
@@ -80,9 +84,8 @@ pub struct Metrics {
     pub retries_refused: IntCounter,
     /// `keyway_connection_races_total{worker}`: kept connections that ended under a request.
     pub races: IntCounterVec,
-    /// `keyway_tenant_requests_total{tenant,outcome="admitted|rate_limit_exceeded"}`: both count one whose
-    /// tokens were gone once its body was read.
-    pub tenants: IntCounterVec,
+    /// What tenants ask for and use.
+    pub tenants: TenantMetrics,
     /// `keyway_worker_ejections_total{worker}`: times that failures took it out, or kept it out after a
     /// trial.
     pub ejections: IntCounterVec,
@@ -127,6 +130,8 @@ pub struct Metrics {
     pub resume: ResumeMetrics,
     /// Ids of what workers store for clients, and requests that name such ids.
     pub stored_state: StoredStateMetrics,
+    /// What is kept of who has used how much.
+    pub usage: UsageMetrics,
 }
 
 #[derive(Default)]
@@ -241,11 +246,7 @@ impl Metrics {
                 "Kept connections that a worker closed as a request went out, which then went over another one.",
                 &["worker"],
             )?,
-            tenants: d.counter(
-                "keyway_tenant_requests_total",
-                "Requests with a tenant's key: let in, or over one of its limits; both where its tokens were gone once its body was read.",
-                &["tenant", "outcome"],
-            )?,
+            tenants: TenantMetrics::declare(&d)?,
             ejections: d.counter(
                 "keyway_worker_ejections_total",
                 "Times that a worker was taken out for its failures, or stayed out after a trial.",
@@ -290,6 +291,7 @@ impl Metrics {
             traces: TraceMetrics::declare(&d)?,
             resume: ResumeMetrics::declare(&d)?,
             stored_state: StoredStateMetrics::declare(&d)?,
+            usage: UsageMetrics::declare(&d)?,
             per_model: PerModel::new(Families::declare(&d)?),
             of_workers: d.of_workers.into_inner(),
             families: d.families.into_inner(),

@@ -1,4 +1,5 @@
-//! What is written of a request: its record and its trace.
+//! What is written of a request: its record, its bill and its trace.
 
+mod bill;
 pub mod record;
 pub mod trace;

@@ -32,6 +32,7 @@ const GATEWAY: House = House {
         "demand",
         "telemetry",
         "access",
+        "ledger",
         "usage",
         "translation",
         "fleet",

@@ -41,6 +41,8 @@ pub enum Leave {
     Replaced,
     /// At once: what it sends costs too much.
     Flooding,
+    /// At once, as the process ends: it had its time.
+    Cut,
 }
 
 impl Client {
@@ -111,7 +113,7 @@ impl Client {
             Leave::Drained => false,
             Leave::Idle => !self.is_served() && self.own.has(Stage::Arriving) == 0,
             Leave::Replaced => !self.is_served(),
-            Leave::Flooding => true,
+            Leave::Flooding | Leave::Cut => true,
         }
     }
 
@@ -123,7 +125,8 @@ impl Client {
             1 => Poll::Ready(Leave::Drained),
             2 => Poll::Ready(Leave::Idle),
             3 => Poll::Ready(Leave::Replaced),
-            _ => Poll::Ready(Leave::Flooding),
+            4 => Poll::Ready(Leave::Flooding),
+            _ => Poll::Ready(Leave::Cut),
         }
     }
 }

@@ -107,6 +107,11 @@ impl Clients {
         self.open.lock().all.values().for_each(|client| client.leave(Leave::Drained));
     }
 
+    /// Tells all to end, served or not.
+    pub fn cut(&self) {
+        self.open.lock().all.values().for_each(|client| client.leave(Leave::Cut));
+    }
+
     /// Tells those to end that have asked for nothing for so long.
     pub fn end_idle(&self, limit: Duration) {
         let now = Instant::now();

@@ -87,7 +87,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_is_served_is_waited_for_and_who_asks_for_nothing_is_not() {
-        use Leave::{Drained, Flooding, Idle, Replaced};
+        use Leave::{Cut, Drained, Flooding, Idle, Replaced};
         let has = |stages: &[Stage]| {
             let client = Client::alone();
             assert!(stages.iter().all(|stage| client.connection().take(*stage, 9, 1)));
@@ -102,6 +102,8 @@ mod tests {
             (arrives, &[(2_000, Replaced)], (3, true, 1)),
             (served, &[(2_000, Replaced)], (9, false, 1)),
             (served, &[(2_000, Flooding)], (3, true, 1)),
+            (served, &[(2_000, Cut)], (3, true, 1)),
+            (served, &[(2_000, Drained), (5_500, Cut)], (6, true, 1)),
             (served, &[(2_000, Drained), (5_500, Flooding)], (6, true, 1)),
         ] {
             assert_eq!(ends(&has(stages), tells).await, expected, "{stages:?}, {tells:?}");

@@ -15,7 +15,7 @@ use std::{
     collections::HashMap,
     fs,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, SystemTime},
 };
 
@@ -23,7 +23,7 @@ use http::{HeaderMap, HeaderName, header::AUTHORIZATION};
 use keyway_core::{RateLimit, index::Owner};
 use keyway_wire::block_hash::HashKey;
 use parking_lot::{Mutex, RwLock};
-use prometheus::IntCounterVec;
+use prometheus::IntCounter;
 
 pub use self::{
     estimate::{Estimate, unclear},
@@ -41,7 +41,9 @@ use crate::{
     clock::Clock,
     config::{ConfigError, TenantRules},
     error::Error,
+    ledger::{KeyId, Tokens},
     machine::descriptors,
+    metrics::TenantMetrics,
     party::Party,
 };
 
@@ -59,7 +61,7 @@ pub struct Tenants {
     steering: Arc<Steering>,
     salt_key: HashKey,
     clock: Clock,
-    counted: IntCounterVec,
+    counted: TenantMetrics,
     /// When the file had changed at the last look.
     seen: Mutex<Option<SystemTime>>,
     current: RwLock<Known>,
@@ -87,7 +89,9 @@ pub struct Tenant {
     /// What it has of the gateway's places.
     party: Party,
     clock: Clock,
-    counted: IntCounterVec,
+    counted: TenantMetrics,
+    /// Its prompts', cached and generated tokens, once there are any.
+    tokens: OnceLock<[IntCounter; 3]>,
 }
 
 #[derive(Debug)]
@@ -123,7 +127,7 @@ impl Tenants {
         rules: TenantRules,
         salt_key: HashKey,
         clock: Clock,
-        counted: IntCounterVec,
+        counted: TenantMetrics,
     ) -> Result<Arc<Self>, ConfigError> {
         let seen = Mutex::new(changed_at(&path));
         let parsed = file::read(&path)?;
@@ -153,23 +157,25 @@ impl Tenants {
 
     /// Whose key a request carries; the key is taken out of it.
     pub fn admit(&self, headers: &mut HeaderMap) -> Result<Visit, Refused> {
-        let tenant = self.whose(headers).ok_or(Refused { error: Error::BadKey, visit: None })?;
+        let (tenant, key) = self.whose(headers).ok_or(Refused { error: Error::BadKey, visit: None })?;
         headers.remove(AUTHORIZATION);
         headers.remove(X_API_KEY);
         let entered = tenant.enter();
         let outcome = entered.as_ref().map_or_else(Error::code, |()| ADMITTED);
-        self.counted.with_label_values(&[tenant.name(), outcome]).inc();
-        let visit = Visit::new(tenant, entered.is_ok());
+        self.counted.requests.with_label_values(&[tenant.name(), outcome]).inc();
+        let visit = Visit::new(tenant, key, entered.is_ok());
         match entered {
             Ok(()) => Ok(visit),
             Err(error) => Err(Refused { error, visit: Some(visit) }),
         }
     }
 
-    fn whose(&self, headers: &HeaderMap) -> Option<Arc<Tenant>> {
+    fn whose(&self, headers: &HeaderMap) -> Option<(Arc<Tenant>, KeyId)> {
         let bearer = headers.get(AUTHORIZATION).map(http::HeaderValue::as_bytes).and_then(bearer);
         let key = bearer.or_else(|| headers.get(X_API_KEY).map(http::HeaderValue::as_bytes))?;
-        self.current.read().by_key.get(&key_hash(key)).cloned()
+        let hash = key_hash(key);
+        let tenant = self.current.read().by_key.get(&hash).cloned()?;
+        Some((tenant, KeyId::of(&hash)))
     }
 
     fn take_over(&self, parsed: Parsed) {
@@ -194,6 +200,7 @@ impl Tenants {
                 party: Party::default(),
                 clock: self.clock,
                 counted: self.counted.clone(),
+                tokens: OnceLock::new(),
                 number: file::number_of(&table.name),
                 owner: known(&table).unwrap_or_else(|| numbers.give(&table.name)),
                 table,
@@ -241,6 +248,18 @@ impl Tenant {
     /// All of its requests.
     pub fn party(&self) -> &Party {
         &self.party
+    }
+
+    /// Counts what one of its requests has used.
+    pub fn used(&self, tokens: Tokens) {
+        if tokens.total() == 0 {
+            return;
+        }
+        let of = |kind| self.counted.tokens.with_label_values(&[self.name(), kind]);
+        let counters = self.tokens.get_or_init(|| ["prompt", "cached", "generated"].map(of));
+        for (counter, more) in counters.iter().zip([tokens.prompt, tokens.cached, tokens.generated]) {
+            counter.inc_by(more);
+        }
     }
 
     fn enter(&self) -> Result<(), Error> {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     ConfigError, CorsFile, DiscoveryFile, ModelTable, PeersFile, ResumeFile, ScaleFile, SplitFile,
-    StoredStateFile, TracesFile, WorkerEntry, address, hint, worker_url::without_secret,
+    StoredStateFile, TracesFile, UsageFile, WorkerEntry, address, hint, worker_url::without_secret,
 };
 use crate::{machine::log::LogFormat, net::tls::TlsFiles};
 
@@ -55,6 +55,8 @@ pub struct File {
     pub scale: ScaleFile,
     /// Where traces of requests go.
     pub traces: TracesFile,
+    /// Where it is kept who has used how much.
+    pub usage: UsageFile,
 }
 
 /// `[routing]`: how prompts are identified, how the index is sized and when requests wait.

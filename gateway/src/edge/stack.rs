@@ -24,6 +24,7 @@ use crate::{
     },
     error::{Error, Failed},
     headers,
+    ledger::Ledger,
     limits::MAX_REQUEST_ID_BYTES,
     metrics::Metrics,
     path,
@@ -37,13 +38,13 @@ use crate::{
 
 /// Builds the stack that the server calls for each request. Errors have become answers. Its layers are one
 /// value; only what a worker is asked is in a box of its own, which is gone when the answer begins.
-pub fn stack(live: Live, intake: Arc<Intake>, tracer: Option<Arc<Tracer>>) -> impl Stack {
+pub fn stack(live: Live, intake: Arc<Intake>, written: Written) -> impl Stack {
     let metrics = Arc::clone(&live.now().dispatch.metrics);
     ServiceBuilder::new()
         .map_request(move |arrived| Asking::boxed(arrived, live.now()))
         // Outermost, so that every request has an id, one log line and one count, refused ones too.
         .layer(around(move |asking, next| {
-            recorded(Arc::clone(&metrics), Arc::clone(&intake), tracer.clone(), asking, next)
+            recorded((Arc::clone(&metrics), written.clone()), Arc::clone(&intake), asking, next)
         }))
         // Below the record, so that a panic is recorded; above all that may panic.
         .layer(around(panic_safe))
@@ -53,6 +54,15 @@ pub fn stack(live: Live, intake: Arc<Intake>, tracer: Option<Arc<Tracer>>) -> im
         .layer(around(known))
         // Innermost: the gateway's own answers, or a worker's.
         .service(service_fn(routes))
+}
+
+/// Where a request is written beside the log, where that is wanted.
+#[derive(Debug, Clone, Default)]
+pub struct Written {
+    /// What makes its spans.
+    pub tracer: Option<Arc<Tracer>>,
+    /// Where it is kept what it has used.
+    pub ledger: Option<Arc<Ledger>>,
 }
 
 /// A request on its way down, in a box, as each layer moves it some times; its record, once it has one; and
@@ -98,9 +108,8 @@ impl<S> Stack for S where
 }
 
 async fn recorded<S>(
-    metrics: Arc<Metrics>,
+    (metrics, written): (Arc<Metrics>, Written),
     intake: Arc<Intake>,
-    tracer: Option<Arc<Tracer>>,
     mut asking: Box<Asking>,
     mut next: S,
 ) -> Result<Response, Infallible>
@@ -109,9 +118,10 @@ where
 {
     let request = &asking.request;
     let id = request_id(request);
-    let record = Record::open(metrics, id, request.method().clone(), request.uri().clone());
+    let asked = (request.method().clone(), request.uri().clone());
+    let record = Record::open_billed(metrics, id, asked, written.ledger.as_ref());
     // Who only asks whether the gateway is alive is no part of anything.
-    if let Some(tracer) = tracer.filter(|_| request.uri().path() != "/health") {
+    if let Some(tracer) = written.tracer.filter(|_| request.uri().path() != "/health") {
         record.traced(tracer.begin(request.method(), request.headers()));
     }
     asking.client.asks(record.started());

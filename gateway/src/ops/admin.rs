@@ -21,6 +21,7 @@ use crate::{
     error::Error,
     fleet::{Present, Worker},
     leaving::Leaving,
+    ledger::{Ledger, Question},
     limits::{CORE_PATIENCE, MAX_EXPLAIN_BYTES},
     machine::{cores::Cores, threads},
     metrics::Metrics,
@@ -41,6 +42,7 @@ use crate::{
 const INDEX: &str = "Keyway admin\n\n/livez    200 while clients are served\n/readyz   200 once a worker is ready\n\
     /metrics  Prometheus text format\n/workers  the fleet as JSON\n/scale    workers each model needs, term by term\n\
     /history  the last hour as JSON, a sample each 10 s: of models, of tenants; which models' requests went where\n\
+    /usage    who has used how much: ?by=hour|day|month&from=&to=&group=tenant,key,model&tenant=&key=&model=&format=json|csv\n\
     /mishaps  requests that did not end well as JSON, by what they have in common\n\
     /index    what the index knows, for a gateway that starts\n\
     /load     what this gateway has at each worker, as it changes: lines of JSON, for other gateways\n\
@@ -74,18 +76,20 @@ pub struct Admin {
     pub scale: Arc<Autoscale>,
     /// The last hour.
     pub history: Arc<History>,
+    /// Who has used how much, where that is kept.
+    pub ledger: Option<Arc<Ledger>>,
     /// Where clients are served, if not where operators are.
     pub cores: Option<Arc<Cores>>,
 }
 
 /// The admin listener's service.
 pub fn admin(admin: Admin) -> impl Stack {
-    // One request is explained at a time, and one gateway given the index.
-    let parts = Arc::new((admin, Semaphore::new(1), Semaphore::new(1)));
+    // One request is explained at a time, one gateway given the index, and one question of usage answered.
+    let parts = Arc::new((admin, [(); 3].map(|()| Semaphore::new(1))));
     service_fn(move |Arrived { request, client }| {
         let parts = Arc::clone(&parts);
         async move {
-            let (admin, explaining, giving) = &*parts;
+            let (admin, [explaining, giving, asking]) = &*parts;
             let answered = Answered::to(&client);
             let (path, reads) =
                 (request.uri().path(), matches!(*request.method(), Method::GET | Method::HEAD));
@@ -95,6 +99,8 @@ pub fn admin(admin: Admin) -> impl Stack {
                 commands::command(request, admin).await
             } else if path == "/index" && reads {
                 index(admin, giving).await.unwrap_or_else(|error| error.to_response())
+            } else if path == "/usage" && reads {
+                usage(&request, admin, asking).await.unwrap_or_else(|error| error.to_response())
             } else if path == "/livez" && reads {
                 alive(admin).await
             } else {
@@ -143,6 +149,17 @@ async fn index(admin: &Admin, giving: &Semaphore) -> Result<Response, Error> {
     let giving = threads::large_bodies().and_then(|threads| threads.run(move || Some(snapshot::of(&router))));
     let bytes = giving.ok_or(Error::Internal)?.await.map_err(|_| Error::Internal)?;
     Ok(text(StatusCode::OK, "application/octet-stream", bytes))
+}
+
+/// Who has used how much, as it is asked for.
+async fn usage(request: &Request, admin: &Admin, asking: &Semaphore) -> Result<Response, Error> {
+    let ledger = admin.ledger.clone().ok_or(Error::UsageNotKept)?;
+    let query = request.uri().query().unwrap_or_default();
+    let question = Question::read(query, request.headers(), clock::unix_seconds() as u64)?;
+    let kind = question.content_type();
+    // The second waits: it may be one of several questions that belong together.
+    let _one = asking.acquire().await.map_err(|_| Error::Internal)?;
+    Ok(text(StatusCode::OK, kind, ledger.answer(question).await?))
 }
 
 fn answer(request: &Request, admin: &Admin, answered: Answered) -> Response {

@@ -15,6 +15,7 @@ use crate::{
         server::Intake,
     },
     fleet::{Fleet, ejection::Ejections},
+    ledger::Ledger,
     limits,
     machine::descriptors::Shortages,
     metrics::Metrics,
@@ -60,6 +61,8 @@ pub struct Assembly {
     pub background: Vec<JoinHandle<()>>,
     /// Where spans go, if they do.
     pub traces: Option<Traces>,
+    /// Where it is kept who has used how much, if it is.
+    pub ledger: Option<Arc<Ledger>>,
 }
 
 /// Makes all parts; workers are probed from now on.
@@ -96,6 +99,7 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
     });
     background.push(tokio::spawn(follow_tenants(live.clone())));
     background.push(tokio::spawn(Arc::clone(&history).keep(Arc::clone(&router), live.clone())));
+    let ledger = ledger(config, &metrics, &mut background);
     let peers = Arc::new(Peers::new(&router, &upstream, live.admin_token()));
     let parts = Parts {
         live,
@@ -111,7 +115,14 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
         peers,
         discovery,
     };
-    Ok(Assembly { parts, scale, history, memory, background, traces })
+    Ok(Assembly { parts, scale, history, memory, background, traces, ledger })
+}
+
+/// Where it is kept who has used how much, if it is.
+fn ledger(config: &Config, metrics: &Metrics, background: &mut Vec<JoinHandle<()>>) -> Option<Arc<Ledger>> {
+    let ledger = Ledger::new(config.usage.clone()?, metrics.usage.clone());
+    background.push(tokio::spawn(Arc::clone(&ledger).keep()));
+    Some(ledger)
 }
 
 fn dispatch(

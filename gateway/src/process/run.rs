@@ -15,9 +15,10 @@ use crate::{
     edge::{
         admin_guard,
         server::{self, Intake, Server},
-        stack,
+        stack::{self, Written},
     },
     leaving::Leaving,
+    ledger::Ledger,
     limits::{FEW_CONNECTIONS, HANDOVER_WORKERS_TIMEOUT, MAX_CONNECTIONS, OPERATORS_DRAIN},
     machine::{
         cores::Cores,
@@ -79,6 +80,7 @@ pub struct Gateway {
     offering: Option<JoinHandle<()>>,
     background: Vec<JoinHandle<()>>,
     traces: Option<Traces>,
+    ledger: Option<Arc<Ledger>>,
 }
 
 /// Starts on these sockets; [`Gateway::open`] lets clients in. Without `config.workers` and a discovery that
@@ -96,7 +98,7 @@ pub fn start(
     net::give_up_on_readers_after(&listener, config.timeouts.client_stall)?;
     let (addr, admin_addr) = (listener.local_addr()?, admin_listener.local_addr()?);
 
-    let Assembly { parts, scale, history, memory, mut background, traces } = assemble(config)?;
+    let Assembly { parts, scale, history, memory, mut background, traces, ledger } = assemble(config)?;
     let caught_up = join_others(config, &parts.peers, &memory, &mut background);
     let (live, tls, upstream) = (parts.live.clone(), parts.tls.clone(), parts.upstream.clone());
     let shortages = upstream.shortages().clone();
@@ -117,7 +119,8 @@ pub fn start(
         shortages: shortages.clone(),
         makes_room: Some(upstream),
     };
-    let stack = stack::stack(live.clone(), Arc::clone(&intake), tracer(traces.as_ref()));
+    let written = Written { tracer: tracer(traces.as_ref()), ledger: ledger.clone() };
+    let stack = stack::stack(live.clone(), Arc::clone(&intake), written);
     let ((opened, open), (operated, operate)) = (watch::channel(false), watch::channel(false));
     let (may_serve, may_operate) = (on(open), on(operate));
     let serving = tokio::spawn(async move {
@@ -136,6 +139,7 @@ pub fn start(
         members: Arc::clone(&members),
         scale,
         history,
+        ledger: ledger.clone(),
         cores,
     };
     let operating = serve_operators(config, (admin_listener, shortages), admin, (may_operate, on(retired)));
@@ -162,6 +166,7 @@ pub fn start(
         offering: None,
         background,
         traces,
+        ledger,
     })
 }
 
@@ -273,6 +278,12 @@ impl Gateway {
         self.operated.send_replace(true);
     }
 
+    /// Opens the usage file, if there is one. A successor waits until the process before it is gone.
+    fn open_ledger(&self, is_successor: bool) -> io::Result<()> {
+        let opened = self.ledger.as_ref().map(|ledger| ledger.open(is_successor));
+        opened.unwrap_or(Ok(())).map_err(io::Error::other)
+    }
+
     /// Waits until another gateway's index was taken, or none is to be had; seconds at most.
     pub async fn caught_up(&self) {
         // An error: the task that says so has ended.
@@ -331,6 +342,9 @@ impl Gateway {
             );
         }
         let drained = self.serving.await.unwrap_or(false);
+        if !drained && self.ledger.is_some() {
+            self.intake.cut().await;
+        }
         if succeeded {
             let _ = (&mut self.operating).await; // its drain is bounded
         }
@@ -344,6 +358,9 @@ impl Gateway {
         self.background.iter().for_each(JoinHandle::abort);
         self.reloader.stop();
         self.members.stop();
+        if let Some(ledger) = self.ledger {
+            ledger.close().await;
+        }
         if let Some(traces) = self.traces {
             traces.finish().await;
         }
@@ -367,6 +384,7 @@ pub async fn run(
     let own = if embedded.is_some() { config.workers.clone() } else { Vec::new() };
     let (sockets, predecessor) = sockets(&mut config).await?;
     let mut gateway = start(&config, sockets, reader, own, cores)?;
+    gateway.open_ledger(predecessor.is_some())?;
     if let Some(predecessor) = &predecessor
         && predecessor.legacy.was_ready
         && !gateway.ready(HANDOVER_WORKERS_TIMEOUT).await

@@ -76,7 +76,7 @@ pub struct RequestInfo {
     pub background: bool,
     /// Whether it begins or goes on with a conversation that the server is to keep (`thread`).
     pub thread: bool,
-    /// Whether its tenant has a limit of tokens that it is charged to.
+    /// Whether its tokens are charged: to its tenant's limit, or in the ledger.
     pub metered: bool,
     /// The most tokens that its answer may have, by any of the names for it; 0: it does not say.
     pub max_tokens: u32,

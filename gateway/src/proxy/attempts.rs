@@ -112,10 +112,8 @@ impl<'a> Attempts<'a> {
             }
         };
         choice.ticket.carry(demand);
-        if self.asked.info.metered
-            && let Some(visit) = self.asked.record.visit()
-        {
-            visit.asks();
+        if self.asked.info.metered {
+            self.asked.record.asks();
         }
         loop {
             let miss = match self.attempt(choice).await {

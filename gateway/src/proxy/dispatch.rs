@@ -123,11 +123,9 @@ impl Dispatch {
         // rest.
         let serving = Box::pin(self.serve(request, client, record));
         let served = silence::looking_until((begun, begun + self.timeouts.request), serving).await;
-        if let Some(Err(_)) = &served
-            && let Some(visit) = record.visit()
-        {
+        if let Some(Err(_)) = &served {
             // Its client has nothing of it; what took too long may have been computed.
-            visit.settle(Used::Nothing);
+            record.settle(Used::Nothing);
         }
         served.unwrap_or(Err(late))
     }
@@ -188,7 +186,7 @@ impl Dispatch {
             info.owner = Box::pin(self.owner(&parts, info, record)).await?;
         }
         requests.refuse(info, &parts)?;
-        if let Some(visit) = visit {
+        if visit.is_some() || record.is_billed() {
             of_tenant(visit, record, info, (&parts.headers, &content.text[..]))?;
         }
         let series = self.named(info, way.is_some(), record);
@@ -321,20 +319,27 @@ impl Dispatch {
     }
 }
 
-/// A request becomes its tenant's, and what it may take is set aside. Whatever its path: what reaches a
-/// worker is charged.
+/// A request becomes its tenant's, if it has one, and what it may take is set aside. Whatever its path: what
+/// reaches a worker is charged.
 fn of_tenant(
-    visit: &Visit,
+    visit: Option<&Visit>,
     record: &Record,
     info: &mut RequestInfo,
     (headers, text): (&HeaderMap, &[u8]),
 ) -> Result<(), Error> {
-    if visit.is_metered() && record.computes() {
-        tenants::unclear(info, text)?;
-        visit.reserve(Estimate::of(info, text.len(), content::has_files(headers, text)))?;
+    let limited = visit.filter(|visit| visit.is_metered() && record.computes());
+    if limited.is_some() || record.is_billed() {
+        let estimate = Estimate::of(info, text.len(), content::has_files(headers, text));
+        if let Some(visit) = limited {
+            tenants::unclear(info, text)?;
+            visit.reserve(estimate)?;
+        }
+        record.estimate(estimate);
         info.metered = true;
     }
-    (info.share, info.index_owner) = (visit.share(), visit.index_owner());
+    if let Some(visit) = visit {
+        (info.share, info.index_owner) = (visit.share(), visit.index_owner());
+    }
     Ok(())
 }
 

@@ -84,11 +84,11 @@ pub fn relay(
         kind if kind.starts_with(b"application/json") => (None, UsageTap::body()),
         _ => (None, UsageTap::Blind),
     };
-    let meter = told.info.metered.then(|| told.record.visit()).flatten().map(|visit| {
-        let info = &told.info;
+    let meter = told.info.metered.then(|| {
+        let (info, record) = (&told.info, Arc::clone(&told.record));
         let is_text = kind.is_none_or(|kind| !is_media(kind));
         let (work, background, status) = (info.work, info.background, parts.status);
-        Box::new(Meter::new(visit, Metered { api: terms.api, work, background, status, is_text }))
+        Box::new(Meter::new(record, Metered { api: terms.api, work, background, status, is_text }))
     });
     if events.is_some() {
         // What is added to the stream, or taken out of it, is not in its length.

@@ -8,14 +8,18 @@ use keyway_wire::openai::Usage;
 use parking_lot::Mutex;
 
 use crate::{
-    access::tenants::Visit,
+    access::tenants::{Estimate, Used, Visit},
     clock::{self, Instant},
     error::Error,
     fleet::Worker,
+    ledger::{End, Ledger, Tokens},
     machine::panics,
     metrics::{COMPLETE, Metrics, MishapKind, ModelSeries},
     prompt::{drift::Diagnosis, request::Renamed},
-    telemetry::trace::{Ended, RequestTrace},
+    telemetry::{
+        bill::{Bill, Spent},
+        trace::{Ended, RequestTrace},
+    },
     upstream::Outgoing,
 };
 
@@ -27,6 +31,8 @@ pub struct Record {
     id: HeaderValue,
     method: Method,
     uri: Uri,
+    /// Whether what it uses is entered in a ledger.
+    is_billed: bool,
     line: Mutex<Line>,
 }
 
@@ -36,6 +42,7 @@ struct Line {
     visit: Option<Arc<Visit>>,
     model: Option<Arc<ModelSeries>>,
     renamed: Option<Box<Renamed>>,
+    bill: Option<Box<Bill>>,
     worker: Option<Arc<Worker>>,
     reason: &'static str,
     matched_tokens: u64,
@@ -58,7 +65,20 @@ struct Line {
 impl Record {
     /// Opens the record of a request that has just come in.
     pub fn open(metrics: Arc<Metrics>, id: HeaderValue, method: Method, uri: Uri) -> Arc<Self> {
-        Arc::new(Self { metrics, started: Instant::now(), id, method, uri, line: Mutex::default() })
+        Self::open_billed(metrics, id, (method, uri), None)
+    }
+
+    /// The same, where what it uses is entered in a ledger, if it may make a worker compute.
+    pub fn open_billed(
+        metrics: Arc<Metrics>,
+        id: HeaderValue,
+        (method, uri): (Method, Uri),
+        ledger: Option<&Arc<Ledger>>,
+    ) -> Arc<Self> {
+        let bill = ledger.filter(|_| computes(&method)).map(|ledger| Box::new(Bill::new(Arc::clone(ledger))));
+        let is_billed = bill.is_some();
+        let line = Mutex::new(Line { bill, ..Line::default() });
+        Arc::new(Self { metrics, started: Instant::now(), id, method, uri, is_billed, line })
     }
 
     /// The request's id: the client's own where that can be used, else one that the gateway has drawn.
@@ -95,6 +115,32 @@ impl Record {
     /// Whose request it is.
     pub fn visit(&self) -> Option<Arc<Visit>> {
         self.line.lock().visit.clone()
+    }
+
+    /// Whether what it uses is entered in a ledger.
+    pub fn is_billed(&self) -> bool {
+        self.is_billed
+    }
+
+    /// Notes what it may use.
+    pub fn estimate(&self, estimate: Estimate) {
+        if self.is_billed {
+            self.line.lock().bill.iter_mut().for_each(|bill| bill.estimate(estimate));
+        }
+    }
+
+    /// A worker is asked: its tenant may have to pay for it.
+    pub fn asks(&self) {
+        let mut line = self.line.lock();
+        line.bill.iter_mut().for_each(|bill| bill.asks());
+        line.visit.iter().for_each(|visit| visit.asks());
+    }
+
+    /// Charges it to its tenant and enters it in the ledger, where there are such. The first word counts.
+    pub fn settle(&self, used: Used) {
+        let mut line = self.line.lock();
+        line.bill.iter_mut().for_each(|bill| bill.settle(used));
+        line.visit.iter().for_each(|visit| visit.settle(used));
     }
 
     /// The request is traced.
@@ -201,6 +247,16 @@ impl Record {
         let outcome = line.outcome.unwrap_or("client_gone");
         let model = line.model.take().unwrap_or_else(|| self.metrics.model(None));
         model.ended(outcome);
+        let visit = line.visit.as_deref();
+        // Who shows no valid key is nobody.
+        let bill = line.bill.take().filter(|_| outcome != Error::BadKey.code());
+        let spent = match bill {
+            Some(bill) => bill.enter(visit, model.label(), End::of(outcome, line.status), line.ttft),
+            None => Spent::reported(tokens_of(&line.usage)),
+        };
+        if let Some(visit) = visit {
+            visit.tenant().used(spent.tokens());
+        }
         if outcome != COMPLETE {
             let kind = MishapKind {
                 outcome,
@@ -250,6 +306,13 @@ impl Record {
             });
         }
     }
+}
+
+/// The tokens that a usage names. Who says only their sum has computed a prompt.
+pub fn tokens_of(usage: &Usage) -> Tokens {
+    let generated = usage.completion_tokens;
+    let prompt = usage.prompt_tokens.max(usage.total_tokens.saturating_sub(generated));
+    Tokens { prompt, cached: usage.cached_tokens().unwrap_or(0).min(prompt), generated }
 }
 
 /// Whether a request by this method may make a worker compute.

@@ -174,7 +174,7 @@ async fn load(fleet: &Watched) {
 
 /// Families that this fleet leaves without series: it has no events that go wrong, no tokenizer, no second
 /// attempts.
-const SILENT: [&str; 27] = [
+const SILENT: [&str; 28] = [
     "keyway_prefill_legs_total",
     "keyway_prompt_ways_total",
     "keyway_kv_transfer_seconds_per_token",
@@ -192,6 +192,7 @@ const SILENT: [&str; 27] = [
     "keyway_external_scaler_calls_total",
     "keyway_trace_spans_total",
     "keyway_tenant_requests_total",
+    "keyway_tenant_tokens_total",
     "keyway_worker_ejections_total",
     "keyway_retries_total",
     "keyway_token_keyer_requests_total",

@@ -65,7 +65,7 @@ const fn of_operators(status: u16) -> [u16; 4] {
     [401, 401, 401, status]
 }
 
-const OPERATORS: [Row; 28] = [
+const OPERATORS: [Row; 30] = [
     ("GET", "/", [200; 4]),
     ("GET", "/livez", [200; 4]),
     ("GET", "/readyz", [200; 4]),
@@ -78,6 +78,8 @@ const OPERATORS: [Row; 28] = [
     ("GET", "/history", of_operators(200)),
     ("GET", "/mishaps", of_operators(200)),
     ("GET", "/load", of_operators(200)),
+    ("GET", "/usage", of_operators(200)),
+    ("POST", "/usage", of_operators(404)),
     ("GET", "/index", of_operators(200)),
     ("POST", "/explain", of_operators(200)),
     ("GET", "/explain", of_operators(404)),
@@ -117,6 +119,7 @@ fn routes(files: &[&str]) -> BTreeSet<String> {
 struct Guarded {
     gateway: Gateway,
     _files: [tempfile::NamedTempFile; 2],
+    _folder: tempfile::TempDir,
     _worker: FakeWorker,
 }
 
@@ -125,15 +128,17 @@ async fn guarded() -> Guarded {
     let sha256 = "48f8332c1eb2dce248e8fd558e4a139b9109121803aa8ea4bbd0d7cbc507be7c";
     let tenants = config_file(&format!("[[tenant]]\nname = \"alice\"\nkey_sha256 = [\"{sha256}\"]\n"));
     let (token, worker) = (config_file(OPERATOR), FakeWorker::start().await);
+    let folder = tempfile::tempdir().expect("a folder");
     let toml = format!(
-        "worker = [\"http://{}\"]\n[auth]\ntenants_file = {:?}\nadmin_token_file = {:?}\n",
+        "worker = [\"http://{}\"]\n[auth]\ntenants_file = {:?}\nadmin_token_file = {:?}\n[usage]\nfile = {:?}\n",
         worker.addr(),
         tenants.path(),
-        token.path()
+        token.path(),
+        folder.path().join("usage")
     );
     let gateway = Gateway::builder().config(&toml).start().await;
     eventually!(gateway.readyz().await == 200);
-    Guarded { gateway, _files: [tenants, token], _worker: worker }
+    Guarded { gateway, _files: [tenants, token], _folder: folder, _worker: worker }
 }
 
 /// The status that somebody gets who shows a key so, or none.

@@ -32,6 +32,7 @@ mod kept_connections;
 mod kv_engines;
 mod kv_hostile;
 mod kv_routing;
+mod ledger;
 mod lifecycle;
 mod limits;
 mod locations;

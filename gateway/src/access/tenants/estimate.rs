@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// What a request may take, in tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Estimate {
     /// Of its prompt: counted where that was tokenised, else by its bytes; 0 for a form with files.
     pub prompt: u64,

@@ -3,7 +3,6 @@
 use std::io::Write as _;
 
 use http::HeaderValue;
-use prometheus::Opts;
 use proptest::prelude::*;
 
 use super::*;
@@ -15,7 +14,7 @@ fn table(name: &str, key: &str, limits: &str) -> String {
 fn load(text: &str) -> (Arc<Tenants>, tempfile::NamedTempFile) {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(text.as_bytes()).unwrap();
-    let counted = IntCounterVec::new(Opts::new("c", "c"), &["tenant", "outcome"]).unwrap();
+    let counted = TenantMetrics::alone();
     let path = file.path().to_owned();
     (
         Tenants::load(
@@ -28,6 +27,11 @@ fn load(text: &str) -> (Arc<Tenants>, tempfile::NamedTempFile) {
         .unwrap(),
         file,
     )
+}
+
+/// As a worker that says only their sum.
+fn tokens(prompt: u64) -> Tokens {
+    Tokens { prompt, ..Tokens::default() }
 }
 
 fn with(name: &'static str, value: &str) -> HeaderMap {
@@ -63,7 +67,7 @@ async fn limits_are_the_tenant_s_own_and_say_when_to_come_back() {
     assert!(matches!(ask(), Err(Error::TenantLimit { limit, .. }) if limit.contains("in_flight")));
     assert!(tenants.admit(&mut key("kb")).is_ok(), "others are not held up");
     held[0].reserve(estimate(50, 10)).unwrap();
-    held[0].settle(Used::Tokens(600));
+    held[0].settle(Used::Tokens(tokens(600)));
     drop(held);
     let Err(Error::TenantLimit { limit, retry_after }) = ask() else { panic!("600 of 100 tokens are owed") };
     assert!(limit.contains("tokens"));
@@ -125,15 +129,15 @@ async fn a_request_is_charged_once_whatever_way_it_ends() {
         ("refused before a worker", |_| {}, 0.0),
         ("left before an answer", Visit::asks, 100.0),
         ("failed", |visit| visit.settle(Used::Nothing), 0.0),
-        ("its usage", |visit| visit.settle(Used::Tokens(70)), 70.0),
-        ("more than was set aside", |visit| visit.settle(Used::Tokens(700)), 700.0),
+        ("its usage", |visit| visit.settle(Used::Tokens(tokens(70))), 70.0),
+        ("more than was set aside", |visit| visit.settle(Used::Tokens(tokens(700))), 700.0),
         ("what passed", |visit| visit.settle(Used::Passed(11)), 111.0),
         ("all it may have", |visit| visit.settle(Used::Most), 300.0),
         (
             "twice",
             |visit| {
-                visit.settle(Used::Tokens(5));
-                visit.settle(Used::Tokens(50));
+                visit.settle(Used::Tokens(tokens(5)));
+                visit.settle(Used::Tokens(tokens(50)));
             },
             5.0,
         ),
@@ -165,7 +169,7 @@ async fn what_is_set_aside_for_some_is_not_there_for_others() {
     let in_flight: Vec<_> = visits.iter().map_while(|visit| visit.reserve(estimate(200, 100)).ok()).collect();
     assert_eq!(in_flight.len(), 4, "1,000 tokens are there, and the last one may overdraw them");
     assert!(tenants.admit(&mut key("ka")).is_err(), "nothing is left for one more");
-    let counted = |outcome: &str| tenants.counted.with_label_values(&["a", outcome]).get();
+    let counted = |outcome: &str| tenants.counted.requests.with_label_values(&["a", outcome]).get();
     assert_eq!((counted("admitted"), counted("rate_limit_exceeded")), (20, 2));
     drop(visits);
     assert_eq!(left(tenants.admit(&mut key("ka")).unwrap().tenant()).round(), 1_000.0);
@@ -195,7 +199,7 @@ fn without_a_limit_of_tokens_nothing_is_set_aside() {
     let visit = tenants.admit(&mut key("ka")).unwrap();
     assert!(!visit.is_metered());
     visit.reserve(estimate(100, 20)).unwrap();
-    visit.settle(Used::Tokens(1_000_000));
+    visit.settle(Used::Tokens(tokens(1_000_000)));
     assert!(
         tenants.admit(&mut key("ka")).is_err_and(|refused| refused.error.to_string().contains("requests"))
     );
@@ -240,7 +244,7 @@ async fn an_answer_says_how_its_tenant_s_limits_stand_and_not_its_worker_s() {
     );
     assert!(of("requests-reset").ends_with('Z') && of("tokens-reset").contains('T'));
     assert_eq!(headers.len(), 6, "{headers:?}");
-    visit.settle(Used::Tokens(5_000));
+    visit.settle(Used::Tokens(tokens(5_000)));
     assert_eq!(
         told(&tenants, "/v1/embeddings")["x-ratelimit-remaining-tokens"],
         "0",
@@ -285,7 +289,7 @@ proptest! {
             let (visit, prompt) = visits.swap_remove(at);
             used += match what {
                 2 => { visit.settle(Used::Nothing); 0 }
-                3 => { visit.settle(Used::Tokens(amount)); amount }
+                3 => { visit.settle(Used::Tokens(tokens(amount))); amount }
                 4 => { visit.settle(Used::Passed(amount)); prompt + amount }
                 _ => prompt,
             };

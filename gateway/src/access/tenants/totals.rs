@@ -28,7 +28,7 @@ impl Tenants {
     /// more.
     pub fn totals(&self) -> Vec<TenantTotals> {
         let mut found: BTreeMap<String, TenantTotals> = BTreeMap::new();
-        for metric in self.counted.collect().iter().flat_map(MetricFamily::get_metric) {
+        for metric in self.counted.requests.collect().iter().flat_map(MetricFamily::get_metric) {
             let pairs = metric.get_label();
             let label = |name| pairs.iter().find(|pair| pair.name() == name).map(LabelPair::value);
             let Some(tenant) = label("tenant") else { continue };

@@ -8,12 +8,17 @@ use keyway_core::{index::Owner, waiting_room::Share};
 use parking_lot::Mutex;
 
 use super::{Estimate, Tenant, over_tokens};
-use crate::{error::Error, limits::ANSWER_TOKENS_STEP};
+use crate::{
+    error::Error,
+    ledger::{KeyId, Tokens},
+    limits::ANSWER_TOKENS_STEP,
+};
 
 /// A tenant's request. It counts as in flight until it is dropped, if it was let in.
 #[derive(Debug)]
 pub struct Visit {
     tenant: Arc<Tenant>,
+    key: KeyId,
     is_in: bool,
     reservation: Mutex<Option<Reservation>>,
 }
@@ -33,7 +38,9 @@ pub enum Used {
     /// Nothing: it was refused, or failed before its client had anything of it.
     Nothing,
     /// As many, as its worker says.
-    Tokens(u64),
+    Tokens(Tokens),
+    /// As many: of its prompt as its worker says, of its answer as have passed.
+    Begun(Tokens),
     /// Its prompt, as that was estimated, and as many tokens of its answer.
     Passed(u64),
     /// All that it may: it goes on at its worker, unseen from here.
@@ -41,13 +48,18 @@ pub enum Used {
 }
 
 impl Visit {
-    pub(super) fn new(tenant: Arc<Tenant>, is_in: bool) -> Self {
-        Self { tenant, is_in, reservation: Mutex::new(None) }
+    pub(super) fn new(tenant: Arc<Tenant>, key: KeyId, is_in: bool) -> Self {
+        Self { tenant, key, is_in, reservation: Mutex::new(None) }
     }
 
     /// The tenant whose key the request carried.
     pub fn tenant(&self) -> &Tenant {
         &self.tenant
+    }
+
+    /// Which of its tenant's keys it carried.
+    pub fn key(&self) -> KeyId {
+        self.key
     }
 
     /// What separates its prompts from other tenants'.
@@ -90,7 +102,7 @@ impl Visit {
             && reservation.is_none()
         {
             limit.reserve(tokens as f64, tenant.clock.now()).map_err(over_tokens).inspect_err(|error| {
-                tenant.counted.with_label_values(&[tenant.name(), error.code()]).inc();
+                tenant.counted.requests.with_label_values(&[tenant.name(), error.code()]).inc();
             })?;
             *reservation = Some(Reservation { estimate, tokens, asked: false });
         }
@@ -131,7 +143,7 @@ impl Reservation {
         let Estimate { prompt, most, .. } = self.estimate;
         let used = match used {
             Used::Nothing => 0,
-            Used::Tokens(tokens) => tokens,
+            Used::Tokens(tokens) | Used::Begun(tokens) => tokens.total(),
             Used::Passed(answer) => prompt.saturating_add(answer),
             Used::Most => prompt.saturating_add(most),
         };

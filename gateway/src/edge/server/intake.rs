@@ -11,6 +11,11 @@ use std::{
 
 use keyway_clients::clients::Clients;
 
+use crate::{
+    clock,
+    limits::{CUT_PATIENCE, DRAIN_LOOK},
+};
+
 /// A listener's bounds, and the connections that keep to them.
 #[derive(Debug)]
 pub struct Intake {
@@ -51,6 +56,18 @@ impl Intake {
     /// Never more than the process can hold.
     pub fn hold_at_most(&self, fit: usize) {
         self.fit.store(fit, Ordering::Release);
+    }
+
+    /// Closes what is still open, and waits until it is, so that what it was is written.
+    pub async fn cut(&self) {
+        self.clients.cut();
+        let closed = async {
+            while self.clients.count() > 0 {
+                clock::sleep(DRAIN_LOOK).await;
+            }
+        };
+        // Who is not gone by then is cut with the process.
+        let _ = clock::timeout(CUT_PATIENCE, closed).await;
     }
 
     /// How many connections there may be.

@@ -60,6 +60,7 @@ at_the_start! {
     "resume": resume,
     "stored_state": stored_state,
     "traces": traces,
+    "usage": usage,
 }
 
 impl Changes {

@@ -57,7 +57,7 @@ pub(super) struct Account {
     accusations: Vec<(Accusation, AtFault)>,
     status: StatusCode,
     tap: UsageTap,
-    /// Where a tenant is charged for it, until that is done.
+    /// Where it is charged for, until that is done.
     meter: Option<Box<Meter>>,
     pub(super) told: RelayedRequest,
 }
@@ -228,7 +228,7 @@ impl Account {
             self.told.usage.ended();
         }
         if let Some(meter) = self.meter.take() {
-            meter.complete(&self.tap, failed_in_band);
+            meter.complete(&self.tap, self.told.ticket.handed(), failed_in_band);
         }
         if let Some(usage) = self.tap.finish()
             && self.told.record.computes()

@@ -1,24 +1,27 @@
-//! What an answer is charged to a tenant that has a limit of tokens: its usage, or what has passed of it,
-//! whatever way it ends.
+//! What an answer is charged, to a tenant that has a limit of tokens and in the ledger: its usage, or what has
+//! passed of it, whatever way it ends.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http::StatusCode;
-use keyway_wire::openai::Usage;
 
 use crate::{
     access::tenants::{Used, Visit},
     api::Api,
+    ledger::Tokens,
     limits::BYTES_PER_TOKEN,
     prompt::work::Work,
+    telemetry::record::{Record, tokens_of},
     usage::{UsageTap, passed::StreamCount},
 };
 
-/// Counts one answer. Those of tenants without such a limit have none.
+/// Counts one answer. Those that are charged nowhere have none.
 #[derive(Debug)]
 pub(super) struct Meter {
-    visit: Arc<Visit>,
+    record: Arc<Record>,
+    /// Whose limit it is charged to as it passes, if it is.
+    visit: Option<Arc<Visit>>,
     answer: Metered,
     passed: StreamCount,
     /// Bytes of an answer that is no stream.
@@ -42,14 +45,17 @@ pub(super) struct Metered {
 }
 
 impl Meter {
-    pub(super) fn new(visit: Arc<Visit>, answer: Metered) -> Self {
-        Self { visit, answer, passed: StreamCount::default(), bytes: 0, failed: false }
+    pub(super) fn new(record: Arc<Record>, answer: Metered) -> Self {
+        let visit = record.visit().filter(|visit| visit.is_metered());
+        Self { record, visit, answer, passed: StreamCount::default(), bytes: 0, failed: false }
     }
 
     /// Events go to the client.
     pub(super) fn saw(&mut self, events: &[u8]) {
         self.passed.see(self.answer.api, events);
-        self.visit.passes(self.passed.tokens());
+        if let Some(visit) = &self.visit {
+            visit.passes(self.passed.tokens());
+        }
     }
 
     /// A part of an answer that is no stream does.
@@ -62,15 +68,16 @@ impl Meter {
         self.failed = true;
     }
 
-    /// The answer has come to its end; `failed`: by its own word it is none.
-    pub(super) fn complete(mut self, tap: &UsageTap, failed: bool) {
+    /// The answer has come to its end; `failed`: by its own word it is none. `handed`: tokens of its prompt
+    /// that another worker had cached.
+    pub(super) fn complete(mut self, tap: &UsageTap, handed: Option<u64>, failed: bool) {
         self.failed |= failed;
-        let usage = tap.usage().map_or(0, |usage| total(&usage));
-        let used = match usage {
+        let tokens = tap.usage().map_or_else(Tokens::default, |usage| tokens_of(&usage));
+        let used = match tokens.total() {
             0 => self.unsaid(tap, true),
-            tokens => Used::Tokens(tokens),
+            _ => Used::Tokens(Tokens { cached: handed.unwrap_or(tokens.cached), ..tokens }),
         };
-        self.visit.settle(used);
+        self.record.settle(used);
     }
 
     /// The answer has ended before its end: its worker broke, or its client left.
@@ -79,12 +86,12 @@ impl Meter {
         let said = tap.usage().filter(|usage| usage.prompt_tokens > 0);
         let used = match (self.unsaid(tap, false), said) {
             (Used::Passed(answer), Some(usage)) => {
-                let answer = answer.max(usage.completion_tokens);
-                Used::Tokens(usage.prompt_tokens.saturating_add(answer))
+                let tokens = tokens_of(&usage);
+                Used::Begun(Tokens { generated: answer.max(tokens.generated), ..tokens })
             }
             (used, _) => used,
         };
-        self.visit.settle(used);
+        self.record.settle(used);
     }
 
     fn unsaid(&self, tap: &UsageTap, whole: bool) -> Used {
@@ -109,11 +116,6 @@ impl Meter {
             _ => 0,
         }
     }
-}
-
-/// All tokens of a usage; some say only their sum.
-fn total(usage: &Usage) -> u64 {
-    usage.prompt_tokens.saturating_add(usage.completion_tokens).max(usage.total_tokens)
 }
 
 /// Whether a kind of content is sounds, pictures or the like.

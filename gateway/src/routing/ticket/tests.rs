@@ -12,7 +12,7 @@ use std::{
 use http::HeaderMap;
 use keyway_core::{index::WorkerId, pick::Policy, waiting_room::RoomRules};
 use keyway_wire::block_hash::HashKey;
-use prometheus::{IntCounterVec, IntGauge, Opts};
+use prometheus::IntGauge;
 use proptest::prelude::*;
 
 use super::*;
@@ -26,7 +26,7 @@ use crate::{
     config::{ScaleConfig, TenantRules},
     error::Error,
     fleet::{Fleet, ejection::Ejections},
-    metrics::Metrics,
+    metrics::{Metrics, TenantMetrics},
     party::Stage,
     prompt::request::{self, KeyerConfig, RequestInfo},
     routing::Choice,
@@ -87,7 +87,7 @@ impl Parts {
         };
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(TENANTS.map(table).concat().as_bytes()).unwrap();
-        let counted = IntCounterVec::new(Opts::new("c", "c"), &["tenant", "outcome"]).unwrap();
+        let counted = TenantMetrics::alone();
         let (path, key) = (file.path().to_owned(), HashKey::new(7));
         let in_flight = IntGauge::new("g", "g").unwrap();
         Self {
