@@ -15,7 +15,7 @@ use crate::{
     edge::{
         admin_guard,
         server::{self, Intake, Server},
-        stack::{self, Written},
+        stack::{self, Stack, Written},
     },
     leaving::Leaving,
     ledger::Ledger,
@@ -40,7 +40,7 @@ use crate::{
     },
     routing::{Router, snapshot::Memory},
     scale::{autoscale::Autoscale, external_scaler::ExternalScaler},
-    telemetry::trace::{Tracer, Traces},
+    telemetry::trace::Traces,
     watch::{members::Members, peers::Peers, probe},
 };
 
@@ -119,14 +119,9 @@ pub fn start(
         shortages: shortages.clone(),
         makes_room: Some(upstream),
     };
-    let written = Written { tracer: tracer(traces.as_ref()), ledger: ledger.clone() };
-    let stack = stack::stack(live.clone(), Arc::clone(&intake), written);
+    let stack = stack::stack(live.clone(), Arc::clone(&intake), written(traces.as_ref(), ledger.as_ref()));
     let ((opened, open), (operated, operate)) = (watch::channel(false), watch::channel(false));
-    let (may_serve, may_operate) = (on(open), on(operate));
-    let serving = tokio::spawn(async move {
-        may_serve.await;
-        server::serve(clients, stack, on(stopped)).await
-    });
+    let serving = serve_clients(clients, stack, (on(open), on(stopped)));
     let (scaler_addr, scaling) = external_scaler(scaler, &scale, &metrics)?.unzip();
     let admin = Admin {
         router: Arc::clone(&router),
@@ -142,7 +137,7 @@ pub fn start(
         ledger: ledger.clone(),
         cores,
     };
-    let operating = serve_operators(config, (admin_listener, shortages), admin, (may_operate, on(retired)));
+    let operating = serve_operators(config, (admin_listener, shortages), admin, (on(operate), on(retired)));
     Ok(Gateway {
         addr,
         admin_addr,
@@ -170,9 +165,24 @@ pub fn start(
     })
 }
 
-/// What makes spans, where traces are wanted.
-fn tracer(traces: Option<&Traces>) -> Option<Arc<Tracer>> {
-    traces.map(|traces| Arc::clone(&traces.tracer))
+/// Where requests are written beside the log.
+fn written(traces: Option<&Traces>, ledger: Option<&Arc<Ledger>>) -> Written {
+    Written { tracer: traces.map(|traces| Arc::clone(&traces.tracer)), ledger: ledger.cloned() }
+}
+
+/// Serves clients once that may begin; whether all were served when it ended.
+fn serve_clients(
+    clients: Server,
+    stack: impl Stack,
+    (may_begin, stopped): (
+        impl Future<Output = ()> + Send + 'static,
+        impl Future<Output = ()> + Send + 'static,
+    ),
+) -> JoinHandle<bool> {
+    tokio::spawn(async move {
+        may_begin.await;
+        server::serve(clients, stack, stopped).await
+    })
 }
 
 /// Takes another gateway's index, and then listens to what they say. What comes back says when the index is
