@@ -1,9 +1,9 @@
 //! Who has used how much: requests and tokens by key, tenant, model and hour. A request is entered once, when
-//! it is over, in memory; once a second what is new is added to a file, off the threads that serve. What is in
-//! the file was added in whole transactions, so a crash loses the last second and counts nothing twice.
+//! it is over, in memory; once a second what is new is added to a file, off the threads that serve. What is
+//! in the file was added in whole transactions, so a crash loses the last second and counts nothing twice.
 //!
-//! Its parts: what a row has (`counts`), the rows in memory (`pending`), those in the file (`store`), and what
-//! operators ask for (`question`, `report`).
+//! Its parts: what a row has (`counts`), the rows in memory (`pending`), those in the file (`store`), and
+//! what operators ask for (`question`, `report`).
 
 mod counts;
 mod pending;
@@ -29,8 +29,8 @@ use self::{
     store::{Store, StoreError},
 };
 pub use self::{
-    counts::{Counts, End, KeyId, Series, Tokens},
-    question::{Format, Question},
+    counts::{BilledEnd, Counts, KeyId, Series, Tokens},
+    question::{Format, UsageQuestion},
 };
 use crate::{
     clock::{self, Instant},
@@ -220,12 +220,12 @@ impl Ledger {
     }
 
     /// Answers an operator's question, off the threads that serve.
-    pub async fn answer(self: Arc<Self>, question: Question) -> Result<Vec<u8>, Error> {
+    pub async fn answer(self: Arc<Self>, question: UsageQuestion) -> Result<Vec<u8>, Error> {
         let answer = spawn_blocking(move || self.report(&question)).await;
         answer.map_err(|_| Error::Internal)?
     }
 
-    fn report(&self, question: &Question) -> Result<Vec<u8>, Error> {
+    fn report(&self, question: &UsageQuestion) -> Result<Vec<u8>, Error> {
         let unreadable = |error: StoreError| {
             tracing::error!(%error, "usage cannot be read");
             Error::UsageUnreadable

@@ -12,9 +12,9 @@
 //! The modules are rooms. Each imports from those behind it here, and from none before it:
 //!
 //! [`process`] [`ops`] [`edge`] [`watch`] [`proxy`] [`scale`] [`routing`] [`stored_state`] [`demand`]
-//! [`telemetry`] [`access`] [`ledger`] [`usage`] [`fleet`] [`prompt`] [`upstream`] [`config`] [`net`] [`metrics`]
-//! [`machine`], and tables: [`headers`], `path`, [`error`], [`api`], [`sse`], [`json`], [`shortage`],
-//! [`limits`], [`leaving`], [`clock`].
+//! [`telemetry`] [`access`] [`ledger`] [`usage`] [`fleet`] [`prompt`] [`upstream`] [`config`] [`net`]
+//! [`metrics`] [`machine`], and tables: [`headers`], `path`, [`error`], [`api`], [`sse`], [`json`],
+//! [`shortage`], [`limits`], [`leaving`], [`clock`].
 //!
 //! `ARCHITECTURE.md` is the overview; `docs/rooms.md` has every file, `docs/invariants.md` where each
 //! invariant is enforced.

@@ -11,3 +11,4 @@ pub mod run;
 pub mod signals;
 pub mod sockets;
 pub mod systemd;
+mod welcome;

@@ -4,10 +4,10 @@ use std::{fmt, time::Duration};
 
 /// How a request ended, for accounts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum BilledEnd {
     /// With all of its answer.
     Completed,
-    /// Its client left.
+    /// Its client left before its end.
     Cancelled,
     /// By the workers' fault, or the gateway's.
     Failed,
@@ -19,7 +19,7 @@ pub enum End {
     Invalid,
 }
 
-impl End {
+impl BilledEnd {
     /// By what was written of it: its outcome in a word, and the status that the client saw.
     pub fn of(outcome: &str, status: u16) -> Self {
         match (outcome, status) {
@@ -40,7 +40,7 @@ pub struct Tokens {
     pub prompt: u64,
     /// Of its prompt, those that a worker had in its cache.
     pub cached: u64,
-    /// Of its answer.
+    /// Of its answer, thoughts included.
     pub generated: u64,
 }
 
@@ -76,17 +76,17 @@ impl Counts {
     ];
 
     /// Those of one request. `estimated`: the part of its tokens that no worker has reported.
-    pub fn of(end: End, tokens: Tokens, estimated: Tokens, ttft: Option<Duration>) -> Self {
-        let is = |other: End| u64::from(end == other);
+    pub fn of(end: BilledEnd, tokens: Tokens, estimated: Tokens, ttft: Option<Duration>) -> Self {
+        let is = |other: BilledEnd| u64::from(end == other);
         let micros = ttft.map_or(0, |ttft| u64::try_from(ttft.as_micros()).unwrap_or(u64::MAX));
         Self([
             1,
-            is(End::Completed),
-            is(End::Cancelled),
-            is(End::Failed),
-            is(End::OverLimit),
-            is(End::NoCapacity),
-            is(End::Invalid),
+            is(BilledEnd::Completed),
+            is(BilledEnd::Cancelled),
+            is(BilledEnd::Failed),
+            is(BilledEnd::OverLimit),
+            is(BilledEnd::NoCapacity),
+            is(BilledEnd::Invalid),
             tokens.prompt,
             tokens.cached,
             tokens.generated,
@@ -194,21 +194,21 @@ mod tests {
     #[test]
     fn every_end_is_one_of_them() {
         for (outcome, status, end) in [
-            ("complete", 200, End::Completed),
-            ("client_gone", 200, End::Cancelled),
-            ("client_gone", 0, End::Cancelled),
-            ("rate_limit_exceeded", 429, End::OverLimit),
-            ("share_taken", 429, End::NoCapacity),
-            ("worker_status", 429, End::NoCapacity),
-            ("worker_status", 400, End::Invalid),
-            ("worker_status", 500, End::Failed),
-            ("model_not_found", 404, End::Invalid),
-            ("stream_lost", 200, End::Failed),
-            ("worker_error_event", 200, End::Failed),
-            ("overloaded", 503, End::NoCapacity),
-            ("worker_lost", 502, End::Failed),
+            ("complete", 200, BilledEnd::Completed),
+            ("client_gone", 200, BilledEnd::Cancelled),
+            ("client_gone", 0, BilledEnd::Cancelled),
+            ("rate_limit_exceeded", 429, BilledEnd::OverLimit),
+            ("share_taken", 429, BilledEnd::NoCapacity),
+            ("worker_status", 429, BilledEnd::NoCapacity),
+            ("worker_status", 400, BilledEnd::Invalid),
+            ("worker_status", 500, BilledEnd::Failed),
+            ("model_not_found", 404, BilledEnd::Invalid),
+            ("stream_lost", 200, BilledEnd::Failed),
+            ("worker_error_event", 200, BilledEnd::Failed),
+            ("overloaded", 503, BilledEnd::NoCapacity),
+            ("worker_lost", 502, BilledEnd::Failed),
         ] {
-            assert_eq!(End::of(outcome, status), end, "{outcome} {status}");
+            assert_eq!(BilledEnd::of(outcome, status), end, "{outcome} {status}");
             let counts = Counts::of(end, Tokens::default(), Tokens::default(), None);
             let ends: u64 = counts.named().skip(1).take(6).map(|(_, sum)| sum).sum();
             assert_eq!((counts.requests(), ends), (1, 1));
@@ -218,7 +218,8 @@ mod tests {
     #[test]
     fn what_an_older_version_wrote_is_read() {
         let tokens = Tokens { prompt: 7, cached: 3, generated: 2 };
-        let counts = Counts::of(End::Completed, tokens, Tokens::default(), Some(Duration::from_millis(5)));
+        let counts =
+            Counts::of(BilledEnd::Completed, tokens, Tokens::default(), Some(Duration::from_millis(5)));
         let bytes = counts.to_bytes();
         assert_eq!(Counts::from_bytes(&bytes), counts);
         let older = Counts::from_bytes(&bytes[..8 * 10]);

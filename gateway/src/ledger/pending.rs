@@ -77,10 +77,15 @@ impl Pending {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::{End, Tokens};
+    use crate::ledger::{BilledEnd, Tokens};
 
     fn one() -> Counts {
-        Counts::of(End::Completed, Tokens { prompt: 2, cached: 1, generated: 3 }, Tokens::default(), None)
+        Counts::of(
+            BilledEnd::Completed,
+            Tokens { prompt: 2, cached: 1, generated: 3 },
+            Tokens::default(),
+            None,
+        )
     }
 
     fn of(model: usize) -> Series {

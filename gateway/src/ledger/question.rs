@@ -1,4 +1,5 @@
-//! What an operator asks of the rows: for which time, by which pieces of it, for whom, and told apart by what.
+//! What an operator asks of the rows: for which time, by which pieces of it, for whom, and told apart by
+//! what.
 
 use http::{HeaderMap, header::ACCEPT};
 use k8s_openapi::jiff::{Timestamp, civil::Date, tz::Offset};
@@ -11,7 +12,7 @@ const DAY_S: u64 = 86_400;
 /// How the answer is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// One object.
+    /// One object, with a list of rows.
     Json,
     /// A line of names, then a line for each row.
     Csv,
@@ -33,13 +34,13 @@ pub(super) struct Group {
     pub(super) model: bool,
 }
 
-/// A question, understood.
+/// A question that can be answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Question {
+pub struct UsageQuestion {
     pub(super) by: By,
     /// Seconds since 1970, whole hours: from here on.
     pub(super) from: u64,
-    /// Up to here.
+    /// Up to here, in seconds since 1970.
     pub(super) to: u64,
     pub(super) group: Group,
     pub(super) tenant: Option<String>,
@@ -52,7 +53,7 @@ fn wrong(param: &str, allowed: &str) -> Error {
     Error::BadQuery { message: format!("{param} must be {allowed}"), param: Some(param.to_owned()) }
 }
 
-impl Question {
+impl UsageQuestion {
     /// Reads the part of a path behind its question mark, and what the client accepts. `now`: seconds since
     /// 1970.
     ///
@@ -193,8 +194,8 @@ mod tests {
     /// 2026-11-29T09:30:00Z.
     const NOW: u64 = 1_795_944_600;
 
-    fn read(query: &str) -> Result<Question, Error> {
-        Question::read(query, &HeaderMap::new(), NOW)
+    fn read(query: &str) -> Result<UsageQuestion, Error> {
+        UsageQuestion::read(query, &HeaderMap::new(), NOW)
     }
 
     #[test]
@@ -221,8 +222,8 @@ mod tests {
             read("from=2026-11-27T22:00:00Z").unwrap().from
         );
         let headers = [(ACCEPT, "text/csv".parse().unwrap())].into_iter().collect();
-        assert_eq!(Question::read("", &headers, NOW).unwrap().format, Format::Csv);
-        assert_eq!(Question::read("format=json", &headers, NOW).unwrap().format, Format::Json);
+        assert_eq!(UsageQuestion::read("", &headers, NOW).unwrap().format, Format::Csv);
+        assert_eq!(UsageQuestion::read("format=json", &headers, NOW).unwrap().format, Format::Json);
     }
 
     #[test]

@@ -5,18 +5,18 @@ use std::collections::BTreeMap;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
-use super::{Counts, Format, Question, counts::Row, question::Group};
+use super::{Counts, Format, UsageQuestion, counts::Row, question::Group};
 use crate::{error::Error, limits::USAGE_ANSWER_ROWS};
 
 /// Sums, by when a piece of time begins and whose they are.
 #[derive(Debug)]
 pub(super) struct Report<'a> {
-    question: &'a Question,
+    question: &'a UsageQuestion,
     rows: BTreeMap<(u64, [String; 3]), Counts>,
 }
 
 impl<'a> Report<'a> {
-    pub(super) fn new(question: &'a Question) -> Self {
+    pub(super) fn new(question: &'a UsageQuestion) -> Self {
         Self { question, rows: BTreeMap::new() }
     }
 
@@ -72,7 +72,7 @@ impl<'a> Report<'a> {
             Value::Object(row)
         };
         let rows: Vec<Value> = self.rows.iter().map(row).collect();
-        let Question { by, from, to, .. } = *self.question;
+        let UsageQuestion { by, from, to, .. } = *self.question;
         let answer = json!({
             "instance": instance, "by": by.as_str(), "from": time(from), "to": time(to), "rows": rows,
         });
@@ -120,18 +120,18 @@ mod tests {
     use http::HeaderMap;
 
     use super::*;
-    use crate::ledger::{End, Tokens};
+    use crate::ledger::{BilledEnd, Tokens};
 
     /// 2026-11-29T09:30:00Z.
     const NOW: u64 = 1_795_944_600;
 
     fn report(query: &str, rows: &[(u64, &str, &str, &str)]) -> Result<String, Error> {
-        let question = Question::read(query, &HeaderMap::new(), NOW).unwrap();
+        let question = UsageQuestion::read(query, &HeaderMap::new(), NOW).unwrap();
         let mut report = Report::new(&question);
         for (at, tenant, key, model) in rows {
             let tokens = Tokens { prompt: 10, cached: 4, generated: 3 };
             let estimated = Tokens { generated: 1, ..Tokens::default() };
-            let counts = Counts::of(End::Completed, tokens, estimated, None);
+            let counts = Counts::of(BilledEnd::Completed, tokens, estimated, None);
             report.add(*at, &Row { tenant, key, model }, &counts)?;
         }
         Ok(String::from_utf8(report.write("gw-1")).unwrap())

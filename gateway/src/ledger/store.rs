@@ -41,7 +41,7 @@ impl<E: Into<redb::Error>> From<E> for StoreError {
     }
 }
 
-/// The open file.
+/// The file, open for this process alone.
 #[derive(Debug)]
 pub(super) struct Store(Database);
 

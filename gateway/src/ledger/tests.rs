@@ -16,14 +16,14 @@ fn ledger(file: &Path) -> Arc<Ledger> {
 
 fn enter(ledger: &Ledger, prompt: u64) {
     let tokens = Tokens { prompt, cached: 0, generated: 1 };
-    let counts = Counts::of(End::Completed, tokens, Tokens::default(), None);
+    let counts = Counts::of(BilledEnd::Completed, tokens, Tokens::default(), None);
     ledger.enter(Series::new(Some(("a", KeyId::of(&[7; 32]))), "m"), &counts);
 }
 
 /// Requests and prompt tokens of all that is known.
 fn sums(ledger: &Ledger) -> (u64, u64) {
     let now = clock::unix_seconds() as u64;
-    let question = Question::read("by=month&group=tenant,key,model", &HeaderMap::new(), now).unwrap();
+    let question = UsageQuestion::read("by=month&group=tenant,key,model", &HeaderMap::new(), now).unwrap();
     let answer: Value = serde_json::from_slice(&ledger.report(&question).unwrap()).unwrap();
     let rows = answer["rows"].as_array().unwrap();
     assert!(rows.len() <= 1, "{rows:?}");
@@ -88,7 +88,7 @@ fn a_file_that_cannot_be_used_is_tried_again_and_loses_nothing() {
     assert_eq!(ledger.metrics.failures.get(), 1, "not at every write");
     write(&ledger);
     assert_eq!((ledger.metrics.failures.get(), ledger.metrics.unwritten.get()), (2, 1));
-    let question = Question::read("", &HeaderMap::new(), clock::unix_seconds() as u64).unwrap();
+    let question = UsageQuestion::read("", &HeaderMap::new(), clock::unix_seconds() as u64).unwrap();
     assert_eq!(ledger.report(&question).unwrap_err(), Error::UsageUnreadable);
     std::fs::create_dir(folder.path().join("later")).unwrap();
     write(&ledger);

@@ -8,8 +8,8 @@ pub const USAGE_KEEP_DAYS: u32 = 400;
 /// Days for which it is kept by the hour: a month, and some days to ask about it.
 pub const USAGE_HOURLY_DAYS: u32 = 35;
 
-/// Rows of one hour unless the configuration says otherwise: a hundred keys with a hundred models. A row takes
-/// some 300 bytes of memory in its hour, and as many in the file for as long as it is kept.
+/// Rows of one hour unless the configuration says otherwise: a hundred keys with a hundred models. A row
+/// takes some 300 bytes of memory in its hour, and as many in the file for as long as it is kept.
 pub const USAGE_SERIES: usize = 10_000;
 
 /// The most that a configuration may ask for: 300 MB in an hour.

@@ -21,7 +21,7 @@ use crate::{
     error::Error,
     fleet::{Present, Worker},
     leaving::Leaving,
-    ledger::{Ledger, Question},
+    ledger::{Ledger, UsageQuestion},
     limits::{CORE_PATIENCE, MAX_EXPLAIN_BYTES},
     machine::{cores::Cores, threads},
     metrics::Metrics,
@@ -155,7 +155,7 @@ async fn index(admin: &Admin, giving: &Semaphore) -> Result<Response, Error> {
 async fn usage(request: &Request, admin: &Admin, asking: &Semaphore) -> Result<Response, Error> {
     let ledger = admin.ledger.clone().ok_or(Error::UsageNotKept)?;
     let query = request.uri().query().unwrap_or_default();
-    let question = Question::read(query, request.headers(), clock::unix_seconds() as u64)?;
+    let question = UsageQuestion::read(query, request.headers(), clock::unix_seconds() as u64)?;
     let kind = question.content_type();
     // The second waits: it may be one of several questions that belong together.
     let _one = asking.acquire().await.map_err(|_| Error::Internal)?;

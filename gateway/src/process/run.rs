@@ -37,6 +37,7 @@ use crate::{
         signals::{Order, Signals},
         sockets::{Handles, Sockets},
         systemd,
+        welcome::welcome,
     },
     routing::{Router, snapshot::Memory},
     scale::{autoscale::Autoscale, external_scaler::ExternalScaler},
@@ -423,7 +424,8 @@ pub async fn run(
     tracing::info!(policy = %config.policy, workers = config.workers.len(), "listening on {}://{}", gateway.scheme, gateway.addr);
     // Who reads lines as JSON reads no others.
     if embedded.is_some() && config.log_format == LogFormat::Text {
-        welcome(&gateway, &config.workers);
+        let model = gateway.router.fleet().model_ids().first().cloned();
+        welcome((gateway.addr, gateway.admin_addr), &config.workers, model.as_deref());
     }
     let succeeded = until_the_end(&gateway, &mut signals, &mut taken).await;
     if !succeeded {
@@ -487,22 +489,4 @@ async fn embedded(_: &mut Config) -> io::Result<std::convert::Infallible> {
     let message =
         "no worker is configured and this build has no embedded ones; add --worker http://HOST:PORT";
     std::future::ready(Err(io::Error::new(io::ErrorKind::InvalidInput, message))).await
-}
-
-fn welcome(gateway: &Gateway, workers: &[WorkerConfig]) {
-    let names: Vec<String> = workers.iter().map(WorkerConfig::name).collect();
-    let (addr, admin) = (gateway.addr, gateway.admin_addr);
-    eprintln!(
-        "\nNo worker is configured, so keyway started {count} embedded CPU workers ({names}) with the built-in model,\n\
-         which answers questions about Keyway.\n\
-         Put it before your own with: keyway --worker http://HOST:PORT --worker …\n\n\
-         Try:\n  curl http://{addr}/v1/chat/completions -H 'content-type: application/json' \\\n    \
-         -d '{{\"model\":\"{model}\",\"messages\":[{{\"role\":\"user\",\"content\":\"How do I add a worker?\"}}],\"stream\":true}}' -N\n  \
-         curl http://{admin}/workers\n\n\
-         The operators' page is at http://{admin}/\n\
-         With --expose each answer says in its headers which worker served it, and why.\n",
-        count = workers.len(),
-        names = names.join(", "),
-        model = gateway.router.fleet().model_ids().first().map_or("keyway-builtin", String::as_str),
-    );
 }

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     access::tenants::{Estimate, Used, Visit},
-    ledger::{Counts, End, Ledger, Series, Tokens},
+    ledger::{BilledEnd, Counts, Ledger, Series, Tokens},
 };
 
 /// The bill of a request that may make a worker compute.
@@ -48,7 +48,7 @@ impl Spent {
         Self { tokens, estimated: Tokens::default() }
     }
 
-    /// All of them.
+    /// All of them, estimated ones too.
     pub(super) fn tokens(&self) -> Tokens {
         self.tokens
     }
@@ -81,7 +81,7 @@ impl Bill {
         mut self,
         whose: Option<&Visit>,
         model: &str,
-        end: End,
+        end: BilledEnd,
         ttft: Option<Duration>,
     ) -> Spent {
         self.settle(if self.asked { Used::Passed(0) } else { Used::Nothing });

@@ -12,7 +12,7 @@ use crate::{
     clock::{self, Instant},
     error::Error,
     fleet::Worker,
-    ledger::{End, Ledger, Tokens},
+    ledger::{BilledEnd, Ledger, Tokens},
     machine::panics,
     metrics::{COMPLETE, Metrics, MishapKind, ModelSeries},
     prompt::{drift::Diagnosis, request::Renamed},
@@ -251,7 +251,7 @@ impl Record {
         // Who shows no valid key is nobody.
         let bill = line.bill.take().filter(|_| outcome != Error::BadKey.code());
         let spent = match bill {
-            Some(bill) => bill.enter(visit, model.label(), End::of(outcome, line.status), line.ttft),
+            Some(bill) => bill.enter(visit, model.label(), BilledEnd::of(outcome, line.status), line.ttft),
             None => Spent::reported(tokens_of(&line.usage)),
         };
         if let Some(visit) = visit {

@@ -1,5 +1,5 @@
-//! Hazard: a tenant is billed for what it has not had, or twice, or what it has had is forgotten: at a restart,
-//! as its client leaves, as the file is not there. Or whoever asks reads what others use.
+//! Hazard: a tenant is billed for what it has not had, or twice, or what it has had is forgotten: at a
+//! restart, as its client leaves, as the file is not there. Or whoever asks reads what others use.
 
 use std::net::SocketAddr;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! What is added is there, once, and for as long as it is to be kept.
 
 use super::*;
-use crate::ledger::{End, Tokens};
+use crate::ledger::{BilledEnd, Tokens};
 
 fn config(folder: &tempfile::TempDir) -> UsageConfig {
     UsageConfig {
@@ -14,7 +14,7 @@ fn config(folder: &tempfile::TempDir) -> UsageConfig {
 
 fn rows(hour: u32, prompt: u64) -> Vec<HourRow> {
     let tokens = Tokens { prompt, ..Tokens::default() };
-    vec![(hour, Series::new(None, "m"), Counts::of(End::Completed, tokens, Tokens::default(), None))]
+    vec![(hour, Series::new(None, "m"), Counts::of(BilledEnd::Completed, tokens, Tokens::default(), None))]
 }
 
 /// When rows begin, and their prompts' tokens.

@@ -1,5 +1,5 @@
-//! What an answer is charged, to a tenant that has a limit of tokens and in the ledger: its usage, or what has
-//! passed of it, whatever way it ends.
+//! What an answer is charged, to a tenant that has a limit of tokens and in the ledger: its usage, or what
+//! has passed of it, whatever way it ends.
 
 use std::sync::Arc;
 
