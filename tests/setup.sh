@@ -2,7 +2,7 @@
 # Installs what the tests need beyond Rust into .venv/ (ignored by git; another folder: KEYWAY_TEST_VENV): the
 # official openai client, msgspec, pyzmq, Kubernetes' schemas, Helm's library, gRPC, OpenTelemetry's messages, Playwright with
 # axe, HTTP/2's frames (h2), Prometheus, kubectl, and what sends or serves odd HTTP and TLS: varnishtest, slowhttptest, sslscan,
-# nginx, HAProxy. Starts no service and installs nothing outside that folder, except Debian's own python3-venv, curl,
+# nginx, HAProxy; and redis-server. Starts no service and installs nothing outside that folder, except Debian's own python3-venv, curl,
 # ca-certificates, systemd, chromium, openssl and some libraries where they are missing and this runs as root.
 set -euo pipefail
 
@@ -40,11 +40,12 @@ if command -v apt-get >/dev/null && ! command -v systemd-analyze >/dev/null; the
 if command -v apt-get >/dev/null && ! command -v chromium >/dev/null; then missing+=(chromium); fi
 # For a weak TLS server that sslscan must complain of.
 if command -v apt-get >/dev/null && ! command -v openssl >/dev/null; then missing+=(openssl); fi
-# Libraries of what is unpacked below: varnishtest, and HAProxy.
+# Libraries of what is unpacked below: varnishtest, HAProxy, and redis-server.
 if command -v apt-get >/dev/null; then
     loadable=$(/sbin/ldconfig -p)
     for library in libvarnishapi.so.3:libvarnishapi3 liblua5.3.so.0:liblua5.3-0 \
-        libopentracing-c-wrapper.so.0:libopentracing-c-wrapper0 libpcre2-8.so.0:libpcre2-8-0; do
+        libopentracing-c-wrapper.so.0:libopentracing-c-wrapper0 libpcre2-8.so.0:libpcre2-8-0 \
+        liblzf.so.1:liblzf1 libjemalloc.so.2:libjemalloc2 libatomic.so.1:libatomic1; do
         [[ $loadable == *"${library%:*}"* ]] || missing+=("${library#*:}")
     done
 fi
@@ -105,4 +106,9 @@ unpack slowhttptest ./usr/bin/slowhttptest
 unpack sslscan ./usr/bin/sslscan
 unpack nginx ./usr/sbin/nginx
 unpack haproxy ./usr/sbin/haproxy
+# Debian's redis-server is a link to what is in redis-tools.
+if ! command -v redis-server >/dev/null && [ ! -x "$venv/bin/redis-server" ]; then
+    unpack redis-tools ./usr/bin/redis-check-rdb
+    [ ! -x "$venv/bin/redis-check-rdb" ] || mv "$venv/bin/redis-check-rdb" "$venv/bin/redis-server"
+fi
 say "ready"

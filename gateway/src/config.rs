@@ -15,6 +15,7 @@ mod peers;
 mod resume;
 mod routing;
 mod scale;
+mod store;
 mod stored_state;
 mod tenants;
 mod timeouts;
@@ -41,6 +42,7 @@ pub use self::{
     resume::{ResumeConfig, ResumeFile},
     routing::{RoutingConfig, SplitFile},
     scale::{ModelScale, ScaleConfig, ScaleFile},
+    store::{Secret, StoreConfig, StoreFile},
     stored_state::{StoredStateConfig, StoredStateFile},
     tenants::TenantRules,
     timeouts::Timeouts,
@@ -101,6 +103,8 @@ pub struct Config {
     pub resume: ResumeConfig,
     /// Whether requests go to the worker that stores what they name.
     pub stored_state: StoredStateConfig,
+    /// By what tenants' limits are kept together with other gateways; `None`: this one keeps them by itself.
+    pub store: Option<StoreConfig>,
     /// File of tenants, with the hashes of their keys; `None`: clients need no key.
     pub tenants_file: Option<PathBuf>,
     /// What holds for all tenants.
@@ -163,6 +167,7 @@ impl TryFrom<File> for Config {
             usage: file.usage.validated()?,
             resume: ResumeConfig::from(&file.resume),
             stored_state: StoredStateConfig::from(&file.stored_state),
+            store: file.store.validated()?,
             tenants_file: file.auth.tenants_file,
             tenant_rules: rules,
             admin_token,

@@ -12,7 +12,8 @@
 //! The modules are rooms. Each imports from those behind it here, and from none before it:
 //!
 //! [`process`] [`ops`] [`edge`] [`watch`] [`proxy`] [`scale`] [`routing`] [`stored_state`] [`demand`]
-//! [`telemetry`] [`access`] [`ledger`] [`usage`] [`fleet`] [`prompt`] [`upstream`] [`config`] [`net`]
+//! [`telemetry`] [`access`] [`ledger`] [`usage`] [`fleet`] [`prompt`] [`upstream`] [`store`] [`config`]
+//! [`net`]
 //! [`metrics`] [`machine`], and tables: [`headers`], `path`, [`error`], [`api`], [`sse`], [`json`],
 //! [`shortage`], [`limits`], [`leaving`], [`clock`].
 //!
@@ -44,6 +45,7 @@ pub mod routing;
 pub mod scale;
 pub mod shortage;
 pub mod sse;
+pub mod store;
 pub mod stored_state;
 pub mod telemetry;
 pub mod translation;

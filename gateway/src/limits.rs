@@ -3,13 +3,14 @@
 
 mod clients;
 mod ledger;
+mod store;
 mod stored_state;
 mod traces;
 mod watch;
 
 use std::time::Duration;
 
-pub use self::{clients::*, ledger::*, stored_state::*, traces::*, watch::*};
+pub use self::{clients::*, ledger::*, store::*, stored_state::*, traces::*, watch::*};
 
 /// File descriptors that are asked for where the system sets no bound: [`MAX_CONNECTIONS`] clients, as many
 /// connections to workers, and as many again for those that wait for a request.

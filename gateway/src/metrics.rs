@@ -15,6 +15,7 @@ mod prefill_legs;
 mod reference;
 mod resume;
 mod scale;
+mod store;
 mod stored_state;
 mod tenants;
 mod traces;
@@ -41,6 +42,7 @@ pub use self::{
     reference::Family,
     resume::ResumeMetrics,
     scale::ScaleMetrics,
+    store::StoreMetrics,
     stored_state::StoredStateMetrics,
     tenants::TenantMetrics,
     traces::TraceMetrics,
@@ -132,6 +134,8 @@ pub struct Metrics {
     pub stored_state: StoredStateMetrics,
     /// What is kept of who has used how much.
     pub usage: UsageMetrics,
+    /// The store by which gateways keep tenants' limits together.
+    pub store: StoreMetrics,
 }
 
 #[derive(Default)]
@@ -292,6 +296,7 @@ impl Metrics {
             resume: ResumeMetrics::declare(&d)?,
             stored_state: StoredStateMetrics::declare(&d)?,
             usage: UsageMetrics::declare(&d)?,
+            store: StoreMetrics::declare(&d)?,
             per_model: PerModel::new(Families::declare(&d)?),
             of_workers: d.of_workers.into_inner(),
             families: d.families.into_inner(),

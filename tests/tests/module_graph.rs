@@ -38,6 +38,7 @@ const GATEWAY: House = House {
         "fleet",
         "prompt",
         "upstream",
+        "store",
         "config",
         "net",
         "metrics",

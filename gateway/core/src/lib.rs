@@ -22,7 +22,8 @@
 //! [`token_chain`]. Beside them, [`health`] says whether a worker may be chosen at all, [`breaker`] whether
 //! it answers well enough to be, [`refusals`] what it refuses and until when, [`own_faults`] whose requests
 //! are refused for their own fault, and [`retry_budget`] how many requests may be sent again; [`rate_limit`]
-//! is how much may come in a time.
+//! is how much may come in a time, [`lease`] how much where several gateways count together, and [`slots`]
+//! how much at once there.
 
 pub mod autoscale;
 pub mod breaker;
@@ -33,6 +34,7 @@ pub mod health;
 pub mod index;
 pub mod keyer;
 pub mod kv_feed;
+pub mod lease;
 pub mod legs;
 pub mod load;
 pub mod media;
@@ -49,6 +51,7 @@ pub mod refusals;
 pub mod retry_budget;
 pub mod route;
 pub mod sessions;
+pub mod slots;
 pub mod slow_start;
 pub mod token_chain;
 pub mod told;
@@ -58,6 +61,7 @@ pub mod working_sets;
 
 mod balance;
 mod candidate;
+mod recent_use;
 mod rendezvous;
 mod spread_map;
 
@@ -69,6 +73,7 @@ pub use health::{Health, State};
 pub use index::{Lengths, Owner, Placement, PrefixIndex, WorkerId};
 pub use keyer::{PrefixChain, TextKeyer};
 pub use kv_feed::{Action, KvFeed, Recovery};
+pub use lease::{Dry, Lease, LeaseAnswer, LeaseQuestion};
 pub use legs::{Splitting, Ways};
 pub use load::{Load, LoadSnapshot};
 pub use media::Media;
@@ -80,6 +85,7 @@ pub use rate::{PrefillRate, Rates};
 pub use rate_limit::{RateLimit, Standing};
 pub use retry_budget::RetryBudget;
 pub use route::{PromptViews, consider, fill_matches, may_wait, quote};
+pub use slots::{Slots, SlotsAnswer, SlotsQuestion};
 pub use token_chain::TokenSpace;
 pub use transfers::{Transfer, Transfers};
 pub use waiting_room::{CandidateSet, Quote, RoomRules, WaitingRoom};

@@ -283,7 +283,7 @@ mod tests {
     fn arrivals_that_other_gateways_tell_are_counted_and_not_estimated() {
         let (load, of_another) = (Load::default(), Load::default());
         load.start(NOW, 1_000, true);
-        (0..3).for_each(|_| drop(of_another.start(NOW, 100, true)));
+        let _theirs: Vec<_> = (0..3).map(|_| of_another.start(NOW, 100, true)).collect();
         let own = load.snapshot(NOW, 1.0).pace.arrivals_per_ms;
         let arrivals = |load: &Load| {
             let seen = load.snapshot(NOW, 1.0);

@@ -19,8 +19,39 @@ pub struct RateLimit {
 impl RateLimit {
     /// So many a minute; as many as come in ten seconds may come at once, at least one.
     pub fn per_minute(amount: f64, now: Duration) -> Self {
-        let burst = (amount / 6.0).max(1.0);
+        let burst = Self::burst_of(amount);
         Self { per_second: amount / 60.0, burst, level: burst, filled_at: now }
+    }
+
+    /// What may come at once of so many a minute.
+    pub fn burst_of(per_minute: f64) -> f64 {
+        (per_minute / 6.0).max(1.0)
+    }
+
+    /// One of so many equal parts of `per_minute`, of which `left` is left.
+    pub fn part_of(per_minute: f64, parts: usize, left: f64, now: Duration) -> Self {
+        let mut part = Self { level: left, ..Self::per_minute(per_minute, now) };
+        part.becomes_part_of(per_minute, parts, now);
+        part
+    }
+
+    /// Becomes one of so many equal parts of `per_minute`, and what is left becomes a part in the same way.
+    pub fn becomes_part_of(&mut self, per_minute: f64, parts: usize, now: Duration) {
+        let parts = parts.max(1) as f64;
+        let per_second = per_minute / 60.0 / parts;
+        let level = self.level(now);
+        if per_second != self.per_second {
+            self.burst = (Self::burst_of(per_minute) / parts).max(1.0);
+            self.level = (level * per_second / self.per_second).min(self.burst);
+            self.per_second = per_second;
+        }
+    }
+
+    /// What is left at `now`; below 0 where it is owed.
+    pub fn level(&mut self, now: Duration) -> f64 {
+        // Fills it up to now.
+        let _ = self.wait(0.0, now);
+        self.level
     }
 
     /// Takes `amount` if at least that much is left; else says how long to wait for it.
@@ -64,9 +95,7 @@ impl RateLimit {
 
     /// How much is left at `now`, and when the limit is full again. Takes nothing.
     pub fn standing(&mut self, now: Duration) -> Standing {
-        // Fills it up to now.
-        let _ = self.wait(0.0, now);
-        let missing = (self.burst - self.level).max(0.0);
+        let missing = (self.burst - self.level(now)).max(0.0);
         Standing {
             per_minute: self.per_second * 60.0,
             left: self.level.max(0.0),
@@ -180,6 +209,22 @@ mod tests {
         let wait = limit.wait(1.0, Duration::ZERO).unwrap_err();
         assert_eq!(wait.as_secs_f64().round(), 10.0, "100 over a burst of 100, at 10 a second");
         assert!(limit.wait(1.0, wait).is_ok());
+    }
+
+    #[test]
+    fn parts_of_a_limit_are_the_limit_together() {
+        let at = Duration::from_secs;
+        for (per_minute, burst) in [(600.0, 100.0), (6.0, 1.0)] {
+            let mut part = RateLimit::per_minute(per_minute, at(0));
+            part.becomes_part_of(per_minute, 8, at(0));
+            assert!((8.0 * part.level(at(0)) - burst).abs() < 1e-9);
+            part.extend(part.level);
+            part.becomes_part_of(per_minute, 8, at(1));
+            assert!((part.level(at(1)) - per_minute / 480.0).abs() < 1e-9, "asked again it goes on");
+            part.becomes_part_of(per_minute, 4, at(1));
+            assert!((part.level(at(1)) - per_minute / 240.0).abs() < 1e-9);
+            assert!(part.take(1.0, at(100)).is_ok(), "one may always come at last");
+        }
     }
 
     #[test]

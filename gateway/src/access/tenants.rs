@@ -4,8 +4,10 @@
 
 mod estimate;
 mod file;
+mod limit;
 mod owners;
 mod salt;
+mod shared;
 mod standing;
 mod steering;
 mod totals;
@@ -20,7 +22,7 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderName, header::AUTHORIZATION};
-use keyway_core::{RateLimit, index::Owner};
+use keyway_core::{Slots, index::Owner};
 use keyway_wire::block_hash::HashKey;
 use parking_lot::{Mutex, RwLock};
 use prometheus::IntCounter;
@@ -29,12 +31,14 @@ pub use self::{
     estimate::{Estimate, unclear},
     file::{TenantTable, hex, key_hash},
     salt::{keep_apart, rewritten},
+    shared::SharedLimits,
     steering::Steering,
     totals::TenantTotals,
     visit::{Used, Visit},
 };
 use self::{
     file::{KeyHash, Parsed},
+    limit::{Denied, Judge, Limit, has_slot},
     owners::Numbers,
 };
 use crate::{
@@ -62,6 +66,8 @@ pub struct Tenants {
     salt_key: HashKey,
     clock: Clock,
     counted: TenantMetrics,
+    /// By what limits hold over several gateways; `None`: over this one.
+    shared: Option<Arc<SharedLimits>>,
     /// When the file had changed at the last look.
     seen: Mutex<Option<SystemTime>>,
     current: RwLock<Known>,
@@ -92,17 +98,24 @@ pub struct Tenant {
     counted: TenantMetrics,
     /// Its prompts', cached and generated tokens, once there are any.
     tokens: OnceLock<[IntCounter; 3]>,
+    /// By what its limits hold over several gateways, and its number there.
+    shared: Option<(Arc<SharedLimits>, u64)>,
 }
 
 #[derive(Debug)]
 struct Budget {
     in_flight: usize,
+    /// Of a limit on requests in flight that several gateways keep together.
+    slots: Option<Slots>,
+    /// Its limits are among those of which the store is asked; and at once.
+    listed: bool,
+    hurries: bool,
     /// Tokens of answers that no share of the waiting room has been charged for yet.
     owed: f64,
     /// Prompt tokens of its answers so far.
     prompt_tokens: u64,
-    requests: Option<RateLimit>,
-    tokens: Option<RateLimit>,
+    requests: Option<Limit>,
+    tokens: Option<Limit>,
 }
 
 /// Why a request may not come in.
@@ -128,12 +141,13 @@ impl Tenants {
         salt_key: HashKey,
         clock: Clock,
         counted: TenantMetrics,
+        shared: Option<Arc<SharedLimits>>,
     ) -> Result<Arc<Self>, ConfigError> {
         let seen = Mutex::new(changed_at(&path));
         let parsed = file::read(&path)?;
         let steering = Arc::new(Steering::allowing(&rules.steering)?);
         let current = RwLock::default();
-        let tenants = Self { path, rules, steering, salt_key, clock, counted, seen, current };
+        let tenants = Self { path, rules, steering, salt_key, clock, counted, shared, seen, current };
         tenants.take_over(parsed);
         Ok(Arc::new(tenants))
     }
@@ -149,18 +163,53 @@ impl Tenants {
         }
         let steering = Arc::new(Steering::allowing(&rules.steering)?);
         let (salt_key, clock, counted) = (self.salt_key, self.clock, self.counted.clone());
-        let moved =
-            Self { path, rules, steering, salt_key, clock, counted, seen, current: RwLock::new(known) };
+        let (shared, current) = (self.shared.clone(), RwLock::new(known));
+        let moved = Self { path, rules, steering, salt_key, clock, counted, shared, seen, current };
         moved.take_over(parsed);
         Ok(Arc::new(moved))
     }
 
-    /// Whose key a request carries; the key is taken out of it.
+    /// Whose key a request carries; the key is taken out of it. Where limits hold over several gateways,
+    /// [`Tenants::admit_shared`] does that.
     pub fn admit(&self, headers: &mut HeaderMap) -> Result<Visit, Refused> {
-        let (tenant, key) = self.whose(headers).ok_or(Refused { error: Error::BadKey, visit: None })?;
+        let (tenant, key) = self.known(headers)?;
+        let entered = tenant.enter(Judge::Store).map_err(|denied| match denied {
+            Denied::Over(error) => error,
+            // No store is asked here.
+            Denied::Ask => Error::Internal,
+        });
+        self.admitted((tenant, key), entered)
+    }
+
+    /// By what limits hold over several gateways, if they do.
+    pub fn shared(&self) -> Option<&Arc<SharedLimits>> {
+        self.shared.as_ref()
+    }
+
+    /// As [`Tenants::admit`], of limits that hold over several gateways: where nothing of them is here the
+    /// store is asked.
+    pub async fn admit_shared(
+        &self,
+        shared: &SharedLimits,
+        headers: &mut HeaderMap,
+    ) -> Result<Visit, Refused> {
+        let (tenant, key) = self.known(headers)?;
+        let entered = shared.ask(&tenant, |judge| tenant.enter(judge)).await;
+        self.admitted((tenant, key), entered)
+    }
+
+    fn known(&self, headers: &mut HeaderMap) -> Result<(Arc<Tenant>, KeyId), Refused> {
+        let known = self.whose(headers).ok_or(Refused { error: Error::BadKey, visit: None })?;
         headers.remove(AUTHORIZATION);
         headers.remove(X_API_KEY);
-        let entered = tenant.enter();
+        Ok(known)
+    }
+
+    fn admitted(
+        &self,
+        (tenant, key): (Arc<Tenant>, KeyId),
+        entered: Result<(), Error>,
+    ) -> Result<Visit, Refused> {
         let outcome = entered.as_ref().map_or_else(Error::code, |()| ADMITTED);
         self.counted.requests.with_label_values(&[tenant.name(), outcome]).inc();
         let visit = Visit::new(tenant, key, entered.is_ok());
@@ -190,13 +239,8 @@ impl Tenants {
             _ => Arc::new(Tenant {
                 steering: Arc::clone(&self.steering),
                 salt: self.rules.isolate.then(|| salt::salt_of(self.salt_key, &table.name)),
-                budget: Mutex::new(Budget {
-                    in_flight: 0,
-                    owed: 0.0,
-                    prompt_tokens: 0,
-                    requests: table.requests_per_minute.map(|limit| RateLimit::per_minute(limit, now)),
-                    tokens: table.tokens_per_minute.map(|limit| RateLimit::per_minute(limit, now)),
-                }),
+                budget: Mutex::new(Budget::of(&table, self.shared.is_some(), now)),
+                shared: self.shared.as_ref().map(|shared| (Arc::clone(shared), shared.number())),
                 party: Party::default(),
                 clock: self.clock,
                 counted: self.counted.clone(),
@@ -262,28 +306,71 @@ impl Tenant {
         }
     }
 
-    fn enter(&self) -> Result<(), Error> {
+    fn enter(self: &Arc<Self>, judge: Judge) -> Result<(), Denied> {
         let now = self.clock.now();
-        let mut budget = self.budget.lock();
-        if self.table.max_in_flight.is_some_and(|max| budget.in_flight >= max) {
-            let limit = "requests in flight (max_in_flight)";
-            return Err(Error::TenantLimit { limit, retry_after: Duration::from_secs(1) });
+        let budget = &mut *self.budget.lock();
+        self.is_used(budget);
+        let over_in_flight =
+            |retry_after| Error::TenantLimit { limit: "requests in flight (max_in_flight)", retry_after };
+        let slots = match &mut budget.slots {
+            Some(slots) => has_slot(slots, budget.in_flight, judge, now),
+            None if self.table.max_in_flight.is_some_and(|max| budget.in_flight >= max) => {
+                return Err(Denied::Over(over_in_flight(Duration::from_secs(1))));
+            }
+            None => Ok(()),
+        };
+        let slots = slots.map_err(|dry| Denied::of(dry, over_in_flight));
+        if let Err(Denied::Over(_)) = &slots {
+            return slots;
         }
-        if let Some(tokens) = &mut budget.tokens {
-            // What it takes is reserved once its body is here: that of a request which cannot begin is not
-            // read.
-            tokens.wait(1.0, now).map_err(over_tokens)?;
+        // What it takes is reserved once its body is here: that of a request which cannot begin is not read.
+        let tokens = budget.tokens.as_mut().map_or(Ok(()), |tokens| tokens.has_one(1.0, judge, now));
+        let tokens = tokens.map_err(|dry| Denied::of(dry, over_tokens));
+        if let Err(Denied::Over(_)) = &tokens {
+            return tokens;
         }
-        if let Some(requests) = &mut budget.requests {
-            let over = |retry_after| Error::TenantLimit {
-                limit: "requests in a minute (requests_per_minute)",
-                retry_after,
-            };
-            requests.take(1.0, now).map_err(over)?;
+        // So that the store is asked of all of them at once.
+        if let (Some(Limit::Shared(_)), true) = (&budget.requests, slots.is_err() || tokens.is_err()) {
+            let requests = budget.requests.as_mut().map_or(Ok(()), |limit| limit.has_one(1.0, judge, now));
+            requests.map_err(|dry| Denied::of(dry, over_requests))?;
         }
+        slots.and(tokens)?;
+        let requests = budget.requests.as_mut().map_or(Ok(()), |limit| limit.reserve(1.0, judge, now));
+        requests.map_err(|dry| Denied::of(dry, over_requests))?;
         budget.in_flight += 1;
+        budget.slots.iter_mut().for_each(|slots| slots.begins(now));
         Ok(())
     }
+
+    /// By what its limits are judged, and the time.
+    fn by(&self) -> (Judge, Duration) {
+        (self.judge(), self.clock.now())
+    }
+
+    /// By what its limits are judged.
+    fn judge(&self) -> Judge {
+        self.shared.as_ref().map_or(Judge::Store, |(shared, _)| shared.judge())
+    }
+}
+
+impl Budget {
+    fn of(table: &TenantTable, is_shared: bool, now: Duration) -> Self {
+        let limit = |limit: Option<f64>| limit.map(|limit| Limit::per_minute(limit, is_shared, now));
+        Self {
+            in_flight: 0,
+            slots: table.max_in_flight.filter(|_| is_shared).map(|most| Slots::at_most(most, now)),
+            listed: false,
+            hurries: false,
+            owed: 0.0,
+            prompt_tokens: 0,
+            requests: limit(table.requests_per_minute),
+            tokens: limit(table.tokens_per_minute),
+        }
+    }
+}
+
+fn over_requests(retry_after: Duration) -> Error {
+    Error::TenantLimit { limit: "requests in a minute (requests_per_minute)", retry_after }
 }
 
 fn over_tokens(retry_after: Duration) -> Error {

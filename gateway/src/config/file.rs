@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ConfigError, CorsFile, DiscoveryFile, ModelTable, PeersFile, ResumeFile, ScaleFile, SplitFile,
+    ConfigError, CorsFile, DiscoveryFile, ModelTable, PeersFile, ResumeFile, ScaleFile, SplitFile, StoreFile,
     StoredStateFile, TracesFile, UsageFile, WorkerEntry, address, hint, worker_url::without_secret,
 };
 use crate::{machine::log::LogFormat, net::tls::TlsFiles};
@@ -51,6 +51,8 @@ pub struct File {
     pub discovery: DiscoveryFile,
     /// The other gateways in front of the same workers.
     pub peers: PeersFile,
+    /// By what tenants' limits hold over several gateways.
+    pub store: StoreFile,
     /// How many workers each model is to have.
     pub scale: ScaleFile,
     /// Where traces of requests go.

@@ -77,6 +77,7 @@ enum TranslateSome {
 }
 
 impl Translate {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks with a reference")]
     fn is_never(&self) -> bool {
         *self == Self::Never
     }

@@ -243,7 +243,12 @@ where
 {
     let Asking { request, record, serving, .. } = &mut *asking;
     if let Some(tenants) = serving.tenants.as_ref().filter(|_| request.uri().path() != "/health") {
-        match (tenants.admit(request.headers_mut()), record) {
+        let admitted = match tenants.shared() {
+            None => tenants.admit(request.headers_mut()),
+            // In a box: few gateways have a store.
+            Some(shared) => Box::pin(tenants.admit_shared(shared, request.headers_mut())).await,
+        };
+        match (admitted, record) {
             (Ok(visit), Some(record)) => record.tenant(Arc::new(visit)),
             (Ok(_), None) => return Ok(Error::Internal.to_response()),
             (Err(refused), record) => {

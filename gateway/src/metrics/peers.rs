@@ -80,6 +80,11 @@ impl PeerStates {
         Ok(Self(states))
     }
 
+    /// How many other gateways are heard now.
+    pub fn heard_now(&self) -> usize {
+        usize::try_from(self.0.with_label_values(&[HEARD]).get()).unwrap_or_default()
+    }
+
     /// An address that has said nothing yet.
     pub fn follow(&self) -> PeerState {
         let mut state = PeerState { states: self.clone(), now: None };

@@ -12,7 +12,11 @@ use tokio::task::{JoinHandle, spawn_blocking};
 
 pub use self::changes::Changes;
 use crate::{
-    access::{admission::Admission, body_memory::BodyMemory, tenants::Tenants},
+    access::{
+        admission::Admission,
+        body_memory::BodyMemory,
+        tenants::{SharedLimits, Tenants},
+    },
     clock::Clock,
     config::{Config, ConfigError, DiscoveryConfig, WorkerConfig},
     edge::{
@@ -57,6 +61,8 @@ pub struct Parts {
     pub tls: Option<Arc<ServerTls>>,
     /// Where reloads are counted, and where it is shown whether the last one was taken over.
     pub metrics: Arc<Metrics>,
+    /// By what tenants' limits hold over several gateways, if they do.
+    pub shared: Option<Arc<SharedLimits>>,
     /// Time for the limits of tenants, where a reload is the first to name a file of them.
     pub clock: Clock,
     /// The other gateways that this one listens to, followed anew where `peers` changes.
@@ -203,7 +209,8 @@ impl Reloader {
             Some(other) => other.moved(path, rules).map(Some),
             None => {
                 let (clock, counted) = (self.parts.clock, self.parts.metrics.tenants.clone());
-                Tenants::load(path, rules, new.routing.hash_key, clock, counted).map(Some)
+                let shared = self.parts.shared.clone();
+                Tenants::load(path, rules, new.routing.hash_key, clock, counted, shared).map(Some)
             }
         }
     }

@@ -7,7 +7,11 @@ use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
 use crate::{
-    access::{admission::Admission, body_memory::BodyMemory, tenants::Tenants},
+    access::{
+        admission::Admission,
+        body_memory::BodyMemory,
+        tenants::{SharedLimits, Tenants},
+    },
     clock::{self, Clock},
     config::{Config, ConfigError},
     edge::{
@@ -89,7 +93,9 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
     let body_memory = BodyMemory::new(config.limits.max_body_memory_bytes, metrics.body_memory.clone());
     let intake =
         Intake::new(config.limits.max_connections, config.timeouts.header_read, config.limits.drain_timeout);
-    let (tls, tenants) = doors(config, clock, &metrics, &mut background).map_err(io::Error::other)?;
+    let shared = shared_limits(config, clock, &metrics, &mut background);
+    let tls = tls(config, &metrics, &mut background).map_err(io::Error::other)?;
+    let tenants = tenants(config, clock, &metrics, shared.as_ref()).map_err(io::Error::other)?;
     let live = Live::new(Serving {
         dispatch: Arc::new(dispatch(config, &admission, &body_memory, &router, &scale, &upstream, keyer)?),
         tenants,
@@ -111,6 +117,7 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
         intake,
         tls,
         metrics,
+        shared,
         clock,
         peers,
         discovery,
@@ -234,31 +241,44 @@ fn members(
     members
 }
 
-/// What stands before clients.
-type Doors = (Option<Arc<ServerTls>>, Option<Arc<Tenants>>);
-
-/// TLS, which follows its files, and tenants.
-fn doors(
+/// TLS before clients, which follows its files.
+fn tls(
     config: &Config,
-    clock: Clock,
     metrics: &Metrics,
     background: &mut Vec<JoinHandle<()>>,
-) -> Result<Doors, ConfigError> {
+) -> Result<Option<Arc<ServerTls>>, ConfigError> {
     let certificates = &metrics.lifecycle.certificates;
     let tls = config.tls.as_ref().map(|files| ServerTls::load(files, certificates.clone())).transpose()?;
     if let Some(tls) = &tls {
         background.push(tokio::spawn(Arc::clone(tls).follow_files()));
     }
+    Ok(tls)
+}
+
+/// By what tenants' limits hold over several gateways, where a store is configured; it is asked from now on.
+fn shared_limits(
+    config: &Config,
+    clock: Clock,
+    metrics: &Metrics,
+    background: &mut Vec<JoinHandle<()>>,
+) -> Option<Arc<SharedLimits>> {
+    let store = config.store.clone()?;
+    let shared = SharedLimits::new(store, clock, metrics.store.clone(), metrics.peers.clone());
+    background.push(tokio::spawn(Arc::clone(&shared).keep()));
+    Some(shared)
+}
+
+fn tenants(
+    config: &Config,
+    clock: Clock,
+    metrics: &Metrics,
+    shared: Option<&Arc<SharedLimits>>,
+) -> Result<Option<Arc<Tenants>>, ConfigError> {
     let load = |path: PathBuf| {
-        Tenants::load(
-            path,
-            config.tenant_rules.clone(),
-            config.routing.hash_key,
-            clock,
-            metrics.tenants.clone(),
-        )
+        let (rules, salt_key) = (config.tenant_rules.clone(), config.routing.hash_key);
+        Tenants::load(path, rules, salt_key, clock, metrics.tenants.clone(), shared.cloned())
     };
-    Ok((tls, config.tenants_file.clone().map(load).transpose()?))
+    config.tenants_file.clone().map(load).transpose()
 }
 
 /// Looks at the file of whichever tenants are in force, for ever.

@@ -19,6 +19,7 @@ use crate::{
     machine::descriptors::Shortages,
     metrics::Metrics,
     net::Connector,
+    store::Link,
     upstream::Upstream,
     watch::probe,
 };
@@ -117,12 +118,19 @@ fn asked(config: &Config) -> Outcome {
             eprintln!("{}: serves {}", worker.name, models.join(", "));
         }
     }
+    let store = config.store.as_ref().map(|store| (store.place(), runtime.block_on(Link::try_out(store))));
+    if let Some((place, tried)) = &store {
+        match tried {
+            Ok(()) => eprintln!("store {place}: can keep limits"),
+            Err(error) => eprintln!("store {place}: {error}"),
+        }
+    }
     if found.is_empty() {
         eprintln!("no worker is listed; those of discovery are not asked");
     }
-    if unusable > 0 {
-        Err(format!("{unusable} of {} workers cannot be used", found.len()).into())
-    } else {
-        Ok(())
+    match store {
+        _ if unusable > 0 => Err(format!("{unusable} of {} workers cannot be used", found.len()).into()),
+        Some((_, Err(_))) => Err("the store cannot be used".into()),
+        _ => Ok(()),
     }
 }

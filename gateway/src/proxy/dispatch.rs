@@ -187,7 +187,7 @@ impl Dispatch {
         }
         requests.refuse(info, &parts)?;
         if visit.is_some() || record.is_billed() {
-            of_tenant(visit, record, info, (&parts.headers, &content.text[..]))?;
+            of_tenant(visit, record, info, (&parts.headers, &content.text[..])).await?;
         }
         let series = self.named(info, way.is_some(), record);
         let now = self.router.at(read);
@@ -321,7 +321,7 @@ impl Dispatch {
 
 /// A request becomes its tenant's, if it has one, and what it may take is set aside. Whatever its path: what
 /// reaches a worker is charged.
-fn of_tenant(
+async fn of_tenant(
     visit: Option<&Visit>,
     record: &Record,
     info: &mut RequestInfo,
@@ -332,7 +332,11 @@ fn of_tenant(
         let estimate = Estimate::of(info, text.len(), content::has_files(headers, text));
         if let Some(visit) = limited {
             tenants::unclear(info, text)?;
-            visit.reserve(estimate)?;
+            match visit.shared() {
+                None => visit.reserve(estimate)?,
+                // In a box: few gateways have a store.
+                Some(shared) => Box::pin(visit.reserve_shared(shared, estimate)).await?,
+            }
         }
         record.estimate(estimate);
         info.metered = true;

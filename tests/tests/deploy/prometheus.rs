@@ -174,7 +174,10 @@ async fn load(fleet: &Watched) {
 
 /// Families that this fleet leaves without series: it has no events that go wrong, no tokenizer, no second
 /// attempts.
-const SILENT: [&str; 28] = [
+const SILENT: [&str; 31] = [
+    "keyway_store_up",
+    "keyway_store_gateways",
+    "keyway_store_refusals_total",
     "keyway_prefill_legs_total",
     "keyway_prompt_ways_total",
     "keyway_kv_transfer_seconds_per_token",

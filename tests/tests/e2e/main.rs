@@ -62,6 +62,7 @@ mod rolling;
 mod routing;
 mod secrets;
 mod sessions;
+mod shared_limits;
 mod shares;
 mod shortages;
 mod slow_clients;

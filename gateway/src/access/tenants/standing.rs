@@ -57,11 +57,11 @@ impl Tenant {
         if table.requests_per_minute.is_none() && table.tokens_per_minute.is_none() {
             return;
         }
-        let now = self.clock.now();
+        let (now, judge) = (self.clock.now(), self.judge());
         let (requests, tokens) = {
             let mut budget = self.budget.lock();
-            let requests = budget.requests.as_mut().map(|limit| limit.standing(now));
-            (requests, budget.tokens.as_mut().map(|limit| limit.standing(now)))
+            let requests = budget.requests.as_mut().map(|limit| limit.standing(judge, now));
+            (requests, budget.tokens.as_mut().map(|limit| limit.standing(judge, now)))
         };
         let anthropic = is_anthropic(path);
         for (standing, of_openai, of_anthropic) in

@@ -23,6 +23,7 @@ fn load(text: &str) -> (Arc<Tenants>, tempfile::NamedTempFile) {
             HashKey::new(7),
             Clock::start(),
             counted,
+            None,
         )
         .unwrap(),
         file,
@@ -117,7 +118,7 @@ fn estimate(prompt: u64, answer: u64) -> Estimate {
 fn left(tenant: &Tenant) -> f64 {
     let mut budget = tenant.budget.lock();
     let limit = budget.tokens.as_mut().unwrap();
-    let standing = limit.standing(tenant.clock.now());
+    let standing = limit.standing(Judge::Store, tenant.clock.now());
     standing.per_minute / 6.0 - standing.full_in.as_secs_f64() * standing.per_minute / 60.0
 }
 

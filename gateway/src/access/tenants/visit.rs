@@ -7,7 +7,11 @@ use std::sync::Arc;
 use keyway_core::{index::Owner, waiting_room::Share};
 use parking_lot::Mutex;
 
-use super::{Estimate, Tenant, over_tokens};
+use super::{
+    Estimate, SharedLimits, Tenant,
+    limit::{Denied, Judge},
+    over_tokens,
+};
 use crate::{
     error::Error,
     ledger::{KeyId, Tokens},
@@ -94,17 +98,47 @@ impl Visit {
     }
 
     /// Sets aside what it may take, where its tenant has any tokens left. Once; without a limit, nothing.
+    /// Where limits hold over several gateways, [`Visit::reserve_shared`] does that.
     pub fn reserve(&self, estimate: Estimate) -> Result<(), Error> {
+        let reserved = self.try_reserve(estimate, Judge::Store).map_err(|denied| match denied {
+            Denied::Over(error) => error,
+            // No store is asked here.
+            Denied::Ask => Error::Internal,
+        });
+        self.reserved(reserved)
+    }
+
+    /// By what its tenant's limits hold over several gateways, if they do.
+    pub fn shared(&self) -> Option<&SharedLimits> {
+        self.tenant.shared.as_ref().map(|(shared, _)| &**shared)
+    }
+
+    /// As [`Visit::reserve`], of limits that hold over several gateways: where nothing of them is here the
+    /// store is asked.
+    pub async fn reserve_shared(&self, shared: &SharedLimits, estimate: Estimate) -> Result<(), Error> {
+        let reserve = |judge| self.try_reserve(estimate, judge);
+        self.reserved(shared.ask(&self.tenant, reserve).await)
+    }
+
+    fn reserved(&self, reserved: Result<(), Error>) -> Result<(), Error> {
+        let tenant = &self.tenant;
+        reserved.inspect_err(|error| {
+            tenant.counted.requests.with_label_values(&[tenant.name(), error.code()]).inc();
+        })
+    }
+
+    fn try_reserve(&self, estimate: Estimate, judge: Judge) -> Result<(), Denied> {
         let tenant = &self.tenant;
         let tokens = estimate.tokens();
         let mut reservation = self.reservation.lock();
-        if let Some(limit) = &mut tenant.budget.lock().tokens
+        let budget = &mut *tenant.budget.lock();
+        if let Some(limit) = &mut budget.tokens
             && reservation.is_none()
         {
-            limit.reserve(tokens as f64, tenant.clock.now()).map_err(over_tokens).inspect_err(|error| {
-                tenant.counted.requests.with_label_values(&[tenant.name(), error.code()]).inc();
-            })?;
+            let reserved = limit.reserve(tokens as f64, judge, tenant.clock.now());
+            reserved.map_err(|dry| Denied::of(dry, over_tokens))?;
             *reservation = Some(Reservation { estimate, tokens, asked: false });
+            tenant.is_used(budget);
         }
         Ok(())
     }
@@ -124,8 +158,10 @@ impl Visit {
         if passed > reservation.tokens {
             let more = passed - reservation.tokens + ANSWER_TOKENS_STEP;
             reservation.tokens += more;
-            if let Some(limit) = &mut self.tenant.budget.lock().tokens {
-                limit.extend(more as f64);
+            let budget = &mut *self.tenant.budget.lock();
+            if let Some(limit) = &mut budget.tokens {
+                limit.extend(more as f64, || self.tenant.by());
+                self.tenant.is_used(budget);
             }
         }
     }
@@ -139,7 +175,7 @@ impl Visit {
 }
 
 impl Reservation {
-    fn settle(&self, tenant: &Tenant, used: Used) {
+    fn settle(&self, tenant: &Arc<Tenant>, used: Used) {
         let Estimate { prompt, most, .. } = self.estimate;
         let used = match used {
             Used::Nothing => 0,
@@ -147,8 +183,10 @@ impl Reservation {
             Used::Passed(answer) => prompt.saturating_add(answer),
             Used::Most => prompt.saturating_add(most),
         };
-        if let Some(limit) = &mut tenant.budget.lock().tokens {
-            limit.settle(self.tokens as f64, used as f64);
+        let budget = &mut *tenant.budget.lock();
+        if let Some(limit) = &mut budget.tokens {
+            limit.settle(self.tokens as f64, used as f64, || tenant.by());
+            tenant.is_used(budget);
         }
     }
 }

@@ -58,6 +58,7 @@ at_the_start! {
     "limits.max_cores": limits.max_cores,
     "scale": scale,
     "resume": resume,
+    "store": store,
     "stored_state": stored_state,
     "traces": traces,
     "usage": usage,

@@ -99,6 +99,7 @@ impl Parts {
                 key,
                 clock,
                 counted,
+                None,
             )
             .unwrap(),
             router,

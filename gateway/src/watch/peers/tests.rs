@@ -154,8 +154,8 @@ async fn how_many_requests_come_is_told_now_and_then_and_counted_with_ones_own()
     let told = loop {
         let line = next(&mut telling).await;
         voice.says(&line).unwrap();
-        if line.arrivals.is_some() {
-            break line.arrivals.unwrap();
+        if let Some(arrivals) = line.arrivals {
+            break arrivals;
         }
         lines += 1;
         assert!(arrivals("a:1") > 0.0, "what was told stays while all is told");
