@@ -5,6 +5,7 @@ set -euo pipefail
 usage() {
     cat <<'EOF_USAGE'
 Usage: tests/external/prefill_decode/run.sh [arguments of legs.py]
+       tests/external/prefill_decode/run.sh faults [--times 1]     engines that are killed, and clients that leave, in each leg
 
   --requests 200 --turns 5 --seed 1
   --prefill 1 --decode 1      engines for each part; one more answers alone, to compare with
@@ -27,4 +28,9 @@ VLLM=${VLLM:-$SCRATCH/vllm}
 mkdir -p "$SCRATCH"
 "$root/tests/external/engines/install.sh" "$VLLM"
 "$VLLM/bin/python" -c 'import nixl' 2>/dev/null || "$VLLM/bin/pip" install --quiet --no-deps nixl==1.5.1 nixl-cu13==1.5.1
-exec python3 "$root/tests/external/prefill_decode/legs.py" --keyway "$BIN_DIR/keyway" --vllm "$VLLM" --scratch "$SCRATCH" "$@"
+script=legs.py
+if [[ ${1:-} == faults ]]; then
+    script=faults.py
+    shift
+fi
+exec python3 "$root/tests/external/prefill_decode/$script" --keyway "$BIN_DIR/keyway" --vllm "$VLLM" --scratch "$SCRATCH" "$@"
