@@ -1,6 +1,6 @@
-//! Models whose engines speak chat completions alone, or not all of other APIs: requests of these go to them
-//! as chats, and the chats' answers back. What becomes of a body is `keyway-apis`' matter; here is which requests these are,
-//! what their heads become, and an answer's events on their way.
+//! Models whose engines speak chat completions alone, or refuse some requests of other APIs: these go to them
+//! as chats, and the chats' answers back. What becomes of a body is `keyway-apis`' matter; here is which
+//! requests these are, what their heads become, and an answer's events on their way.
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -174,7 +174,8 @@ impl Others {
             own.waiting > 0 || engine.waiting > 0 || engine.waiting_tokens.is_some_and(|tokens| tokens > 0);
         let all = all.max(own.requests);
         let gateways = (own.requests + self.peers.requests).min(all);
-        self.count(now, (own.requests, gateways, all as f64), waits);
+        let there = Counted { own: own.requests as f64, gateways: gateways as f64, all: all as f64 };
+        self.count(now, there, waits);
     }
 
     /// The other gateways have said what they have there, together.
@@ -185,21 +186,22 @@ impl Others {
 
     /// Counts who is there, for the means: to be called at times that do not depend on who comes and goes.
     pub fn look(&mut self, now: Duration, own: OwnLoad) {
-        let known = own.requests + self.peers.requests;
+        let gateways = (own.requests + self.peers.requests) as f64;
         let waits =
             own.waiting + self.peers.waiting > 0 || self.rest_tokens * left(self.rest_seen, now) > 0.0;
-        self.count(now, (own.requests, known, known as f64 + self.beyond(now)), waits);
+        let there = Counted { own: own.requests as f64, gateways, all: gateways + self.beyond(now) };
+        self.count(now, there, waits);
     }
 
-    /// Takes the requests there, as in [`Counted`], and whether prompts wait, into the running means.
-    fn count(&mut self, now: Duration, (own, gateways, all): (u64, u64, f64), waits: bool) {
+    /// Takes the requests there, and whether prompts wait, into the running means.
+    fn count(&mut self, now: Duration, there: Counted, waits: bool) {
         let since = self.began.map_or(FIRST_LOOK_S, |_| now.saturating_sub(self.updated).as_secs_f64());
         self.began.get_or_insert(now);
         let gain = remembered(since);
         let toward = |mean: &mut f64, seen: f64| *mean += gain * (seen - *mean);
-        toward(&mut self.means.own, own as f64);
-        toward(&mut self.means.gateways, gateways as f64);
-        toward(&mut self.means.all, all);
+        toward(&mut self.means.own, there.own);
+        toward(&mut self.means.gateways, there.gateways);
+        toward(&mut self.means.all, there.all);
         self.busy += gain * (f64::from(u8::from(waits)) - self.busy);
         self.updated = now;
     }

@@ -34,8 +34,8 @@ pub struct ModelTable {
     /// Shares of its requests, by conversation, that go to other models: `{ "other" = 0.05 }` (none).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub split: BTreeMap<String, f64>,
-    /// Which requests of `/v1/messages` and `/v1/responses` go to its workers as chats, and the chats' answers
-    /// back: `true`, all; `"custom-tools"`, Responses with such tools; `false`, none (false).
+    /// Which requests of `/v1/messages` and `/v1/responses` go to its workers as chats, and the chats'
+    /// answers back: `true`, all; `"custom-tools"`, Responses with such tools; `false`, none (false).
     #[serde(default, skip_serializing_if = "Translate::is_never")]
     pub translate: Translate,
     /// Whether its worker keeps the conversations of `/v1/messages` that go on by `thread` (false): else such
@@ -62,17 +62,17 @@ pub enum Translate {
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "it is true, false or \"custom-tools\"")]
 enum TranslateFile {
-    /// All of them, or none.
+    /// `true` for all of them, `false` for none.
     All(bool),
-    /// Some of them.
+    /// The kind of requests by its name.
     Some(TranslateSome),
 }
 
-/// Which of them.
+/// A kind of requests that engines with other APIs of their own refuse.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 enum TranslateSome {
-    /// Responses with custom tools.
+    /// `custom-tools`: Responses with such tools, as Codex sends them.
     CustomTools,
 }
 

@@ -76,7 +76,8 @@ pub const PEER_EVERY_RANGE: RangeInclusive<Duration> = Duration::from_millis(10)
 /// Time after which a gateway tells all again: what would be wrong for as long if a word were lost.
 pub const PEER_ALL_EVERY: Duration = Duration::from_secs(1);
 
-/// Time after which a gateway tells again how many requests it sends to each worker: that is a mean of minutes.
+/// Time after which a gateway tells again how many requests it sends to each worker: that is a mean of
+/// minutes.
 pub const PEER_ARRIVALS_EVERY: Duration = Duration::from_secs(5);
 
 /// Requests a second to a worker that are told, at least: one in four minutes.
