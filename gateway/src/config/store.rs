@@ -133,14 +133,19 @@ impl StoreFile {
         let database = uri.path().trim_matches('/');
         let database = if database.is_empty() { Some(0) } else { database.parse().ok().filter(|n| *n >= 0) };
         let authority = uri.authority().map_or("", http::uri::Authority::as_str);
-        let secret = authority.rsplit_once('@').map(|(secret, _)| secret);
+        let (secret, place) =
+            authority.rsplit_once('@').map_or((None, authority), |(secret, place)| (Some(secret), place));
+        let port = match place.strip_prefix(host) {
+            Some("") => PORT,
+            _ => uri.port_u16().filter(|port| *port > 0).ok_or("its port is a number from 1 to 65535")?,
+        };
         let (user, password) = match secret.map(|secret| secret.split_once(':').unwrap_or((secret, ""))) {
             Some((user, password)) => (decoded(user)?, decoded(password)?),
             None => (None, None),
         };
         Ok(StoreConfig {
             host: host.trim_start_matches('[').trim_end_matches(']').to_owned(),
-            port: uri.port_u16().unwrap_or(PORT),
+            port,
             user,
             password: password.map(Secret),
             database: database
@@ -193,6 +198,8 @@ mod tests {
             "redis://:canary@h:6379/x",
             "redis://:canary@h:6379/0?a=b",
             "redis://:canary@h:70000",
+            "redis://:canary@h:0",
+            "redis://:canary@h:",
             "redis://:%ff@h",
         ] {
             let error = of(url).unwrap_err().to_string();
