@@ -2,7 +2,7 @@
 //! publish at.
 
 use std::io::ErrorKind;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU16, Ordering};
 
@@ -29,6 +29,12 @@ pub fn neighbours(count: u16) -> u16 {
         }
     }
     panic!("no {count} free ports in a row among {PORTS:?}")
+}
+
+/// An address for a process that can be told one and takes none by itself. Unlike a port that was bound and
+/// given back, it is none of those that the system gives to other tests' connections meanwhile.
+pub fn free_addr() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], neighbours(1)))
 }
 
 /// Asked by connecting. A listener that is bound to try it would live on for a moment in a process that

@@ -11,7 +11,7 @@ use std::{fmt::Write as _, fs};
 use keyway_tests::bins::{bin, workspace_root};
 use keyway_tests::openai::{CHAT, chat_for};
 use keyway_tests::process::Process;
-use keyway_tests::{Client, Gateway, Metrics, eventually, get, post, tools};
+use keyway_tests::{Client, Gateway, Metrics, eventually, get, ports, post, tools};
 use serde_json::Value;
 
 fn deploy() -> PathBuf {
@@ -79,12 +79,6 @@ struct Watched {
     _folder: tempfile::TempDir,
 }
 
-/// A free port, by asking for one and giving it back: Prometheus takes none of its own choice that it would
-/// tell.
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 async fn watched() -> Option<Watched> {
     let server = tools::tool("prometheus")?;
     let mut command = Command::new(bin("keyway-loadtest"));
@@ -111,8 +105,8 @@ async fn watched() -> Option<Watched> {
     );
     let gateway = Gateway::builder().config(&config).start().await;
     gateway.wait_ready(2).await;
-    let port = free_port();
-    let prometheus: SocketAddr = format!("127.0.0.1:{port}").parse().unwrap();
+    // Prometheus takes none of its own choice that it would tell.
+    let prometheus = ports::free_addr();
     let workers: Vec<String> =
         urls().iter().map(|url| url.trim_start_matches("http://").to_owned()).collect();
     configure(folder.path(), gateway.admin, &workers);

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use keyway_tests::bins::bin;
 use keyway_tests::exchange::PROTOCOLS;
 use keyway_tests::openai::{CHAT, DONE, chat, chat_stream, delta};
+use keyway_tests::ports::free_addr;
 use keyway_tests::process::Process;
 use keyway_tests::{Client, Exchange, FakeWorker, Gateway, eventually, get, post, tools};
 use tokio::task::JoinHandle;
@@ -196,16 +197,14 @@ async fn sigusr2_replaces_the_process_by_one_of_the_same_arguments() {
 async fn sockets_of_a_service_manager_are_taken() {
     let Some(activate) = tools::tool("systemd-socket-activate") else { return };
     let worker = FakeWorker::start().await;
-    let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let (clients, admin) = (free(), free());
+    let (clients, admin) = (free_addr(), free_addr());
     let mut command = Command::new(activate);
-    command.args(["-l", &clients, "-l", &admin, "-E", "RUST_LOG=info"]);
+    command.args(["-l", &clients.to_string(), "-l", &admin.to_string(), "-E", "RUST_LOG=info"]);
     // It is told other addresses: those of the sockets hold.
     command.arg(bin("keyway")).args(["--listen", "127.0.0.1:1", "--admin-listen", "127.0.0.1:1"]);
     command.args(["--worker", &format!("http://{}", worker.addr())]);
     let process = Process::spawn("systemd-socket-activate", &mut command);
     process.announced("Listening on").await;
-    let (clients, admin): (SocketAddr, SocketAddr) = (clients.parse().unwrap(), admin.parse().unwrap());
     // The process is started by this very connection, which must not be lost.
     eventually!(tokio::net::TcpStream::connect(admin).await.is_ok());
     eventually!(get(admin, "/readyz").await.status() == 200);

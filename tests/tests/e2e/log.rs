@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
 
 use keyway_tests::bins::bin;
-use keyway_tests::ports::neighbours;
+use keyway_tests::ports::free_addr;
 use keyway_tests::{Client, eventually, get};
 use keyway_wire::zmtp::{SocketType, greeting, message, ready};
 use tokio::io::AsyncWriteExt;
@@ -24,11 +24,6 @@ impl Drop for Killed {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-/// Not one that the system may give to another test's connection meanwhile.
-fn free_addr() -> SocketAddr {
-    SocketAddr::from(([127, 0, 0, 1], neighbours(1)))
 }
 
 /// A gateway that logs there, once it listens; its addresses for clients and operators.

@@ -30,6 +30,9 @@ impl Redis {
         command.args([
             "--port",
             &port.to_string(),
+            // Where a cluster's own nodes talk; by default 10,000 further, among the system's own choices.
+            "--cluster-port",
+            &ports::free_addr().port().to_string(),
             "--bind",
             "127.0.0.1",
             "--save",
@@ -55,7 +58,7 @@ struct Setup {
 
 /// Two gateways with one store; `None` where there is no Redis.
 async fn setup(limits: &str, more: &[&str], user: &str) -> Option<Setup> {
-    let redis = Redis::start(ports::neighbours(1), more).await?;
+    let redis = Redis::start(ports::free_addr().port(), more).await?;
     let worker = FakeWorker::start().await;
     let tenants = config_file(&(table("alice", "ka", limits) + &table("bob", "kb", limits)));
     let toml = format!(
