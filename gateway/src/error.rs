@@ -244,12 +244,12 @@ pub enum Error {
          without 'thread' (a worker that keeps them needs threads = true in its model's [[model]])"
     )]
     NoThreads,
-    /// What stands behind a path's question mark is not understood.
+    /// What stands behind a path's question mark, or in a header that is for the gateway, is not understood.
     #[error("{message}")]
     BadQuery {
         /// What is wrong and what to do, as a sentence.
         message: String,
-        /// The parameter that it is about.
+        /// The parameter or header that it is about.
         param: Option<String>,
     },
     /// The tokens of a prompt were to be counted, and the model's tokenizer is not known.

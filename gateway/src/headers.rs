@@ -29,6 +29,11 @@ pub const MODEL: HeaderName = HeaderName::from_static(names::MODEL);
 /// [`names::DATA_PARALLEL_RANK`]: which engine behind a worker's address takes the request.
 pub const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static(names::DATA_PARALLEL_RANK);
 
+/// [`names::PRIORITY`]: a request's place among those that wait.
+pub const PRIORITY: HeaderName = HeaderName::from_static(names::PRIORITY);
+/// [`names::TTFT_OBJECTIVE`]: the time to first token that a request wants, in milliseconds.
+pub const TTFT_OBJECTIVE: HeaderName = HeaderName::from_static(names::TTFT_OBJECTIVE);
+
 /// Headers that the gateway adds to a request or an answer at most, to make room for them once.
 pub const ADDED_MAX: usize = 8;
 

@@ -9,4 +9,5 @@ pub mod session;
 pub mod stored_ids;
 pub mod text;
 pub mod token_keyer;
+pub mod urgency;
 pub mod work;

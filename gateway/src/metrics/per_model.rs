@@ -26,6 +26,7 @@ pub const COMPLETE: &str = "complete";
 pub(super) struct Families {
     pub(super) requests: IntCounterVec,
     pub(super) ttft: HistogramVec,
+    pub(super) objectives: IntCounterVec,
     pub(super) itl: HistogramVec,
     pub(super) prompt_tokens: IntCounterVec,
     pub(super) generation_tokens: IntCounterVec,
@@ -41,6 +42,11 @@ impl Families {
                 "From request head to the first generated content: text, a thought, a call, audio; not a role, a comment, or the \
                  word that an answer was begun.",
                 &TTFT_BUCKETS,
+            )?,
+            objectives: d.counter(
+                "keyway_ttft_objectives_total",
+                "Streams with a first token whose request said when it wants it (x-keyway-slo-ttft-ms): kept or missed.",
+                &["model", "outcome"],
             )?,
             itl: d.histograms(
                 "keyway_inter_token_latency_seconds",
@@ -123,6 +129,12 @@ impl ModelSeries {
             self.failed.fetch_add(1, Relaxed);
             of(outcome).inc();
         }
+    }
+
+    /// Counts a stream whose request wanted its first token by a certain time.
+    pub fn had_objective(&self, kept: bool) {
+        let outcome = if kept { "kept" } else { "missed" };
+        self.families.objectives.with_label_values(&[self.label.as_str(), outcome]).inc();
     }
 
     fn totals(&self) -> ModelTotals {

@@ -31,6 +31,7 @@ use crate::{
         drift::DriftDoctor,
         ignored::Ignored,
         request::RequestInfo,
+        urgency::Urgency,
         work::Work,
     },
     proxy::{
@@ -186,9 +187,12 @@ impl Dispatch {
             info.owner = Box::pin(self.owner(&parts, info, record)).await?;
         }
         requests.refuse(info, &parts)?;
+        let urgency = Urgency::of(&parts.headers)?;
+        record.wants(urgency.ttft_objective);
         if visit.is_some() || record.is_billed() {
             of_tenant(visit, record, info, (&parts.headers, &content.text[..])).await?;
         }
+        info.share = urgency.of_tenant_s(info.share);
         let series = self.named(info, way.is_some(), record);
         let now = self.router.at(read);
         let suspect = self.retries.poisons.look(&content.text, now)?;

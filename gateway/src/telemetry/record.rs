@@ -50,6 +50,8 @@ struct Line {
     status: u16,
     outcome: Option<&'static str>,
     ttft: Option<Duration>,
+    /// The time to first token that the request wants, if it says so.
+    objective: Option<Duration>,
     usage: Usage,
     trace: Option<Box<RequestTrace>>,
     /// Why the prediction of cached tokens failed, if it did.
@@ -208,6 +210,13 @@ impl Record {
         }
     }
 
+    /// Notes the time to first token that the request wants, if it says so.
+    pub fn wants(&self, objective: Option<Duration>) {
+        if objective.is_some() {
+            self.line.lock().objective = objective;
+        }
+    }
+
     /// Notes the time to the first token.
     pub fn first_token(&self, after: Duration) {
         self.line.lock().ttft = Some(after);
@@ -247,6 +256,9 @@ impl Record {
         let outcome = line.outcome.unwrap_or("client_gone");
         let model = line.model.take().unwrap_or_else(|| self.metrics.model(None));
         model.ended(outcome);
+        if let (Some(objective), Some(ttft)) = (line.objective, line.ttft) {
+            model.had_objective(ttft <= objective);
+        }
         let visit = line.visit.as_deref();
         // Who shows no valid key is nobody.
         let bill = line.bill.take().filter(|_| outcome != Error::BadKey.code());

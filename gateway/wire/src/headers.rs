@@ -16,6 +16,11 @@ pub const MATCHED_TOKENS: &str = "x-keyway-matched-tokens";
 pub const MODEL: &str = "x-keyway-model";
 /// Which of several data-parallel engines behind one address is to take the request (vLLM, SGLang).
 pub const DATA_PARALLEL_RANK: &str = "x-data-parallel-rank";
+/// A request's place among those that wait for a worker: a whole number, of which higher ones go first. It
+/// may lower what its tenant's requests have.
+pub const PRIORITY: &str = "x-keyway-priority";
+/// The time to first token that a request wants, in milliseconds.
+pub const TTFT_OBJECTIVE: &str = "x-keyway-slo-ttft-ms";
 /// Fields of a request that the worker took and did not act on, by their names.
 pub const IGNORED: &str = "x-keyway-ignored";
 /// The numerics id of the worker that answered: equal ids mean equal logits, bit for bit.

@@ -5,7 +5,7 @@ use keyway_tests::cluster::config_file;
 use keyway_tests::exchange::PROTOCOLS;
 use keyway_tests::fake_worker::Call;
 use keyway_tests::openai::{CHAT, chat_stream};
-use keyway_tests::{Cluster, Exchange, FakeWorker, eventually};
+use keyway_tests::{Client, Cluster, Exchange, FakeWorker, eventually};
 
 /// A prompt of its own that takes minutes at the rate which is assumed of an unknown worker.
 fn long(name: &str) -> Vec<u8> {
@@ -105,4 +105,82 @@ async fn a_client_that_leaves_makes_room_at_its_worker() {
     eventually!(cluster.fakes.iter().map(FakeWorker::request_count).sum::<usize>() == 3);
     eventually!(waiting(&cluster).await == 0.0);
     drop(calls);
+}
+
+/// As [`enter`], with these headers.
+async fn enter_as(cluster: &Cluster, body: &[u8], headers: &[(&str, &str)]) -> Client {
+    let before = waiting(cluster).await;
+    let mut client = Client::connect(cluster.addr()).await;
+    client.request("POST", CHAT, headers, body).await;
+    eventually!(waiting(cluster).await > before, "it waits");
+    client
+}
+
+/// In which order the waiting requests reach the worker, by the first word of their prompts.
+async fn order(cluster: &Cluster, first: Call, waiting: usize) -> Vec<String> {
+    let (mut call, mut order) = (first, Vec::new());
+    for _ in 0..waiting {
+        call.begin_stream().await;
+        call.say("one").await;
+        call = cluster.fakes[0].call().await;
+        let prompt = prompt_of(&call);
+        let names = ["plain", "late", "patient", "bulk", "bold"];
+        order.push(names.into_iter().find(|name| prompt.contains(name)).unwrap_or("none").to_owned());
+    }
+    call.begin_stream().await;
+    order
+}
+
+const ONE_AT_A_TIME: &str = "[routing]\nhold_horizon_ms = 5\n";
+
+#[tokio::test]
+async fn a_request_says_itself_how_urgent_it_is() {
+    let config = config_file(ONE_AT_A_TIME);
+    let (cluster, first, call) = busy_cluster(&["--config", config.path().to_str().unwrap()]).await;
+    let mut clients = Vec::new();
+    for (name, header) in [
+        ("bulk", Some(("x-keyway-priority", "-1"))),
+        // It misses that anyway, and yields to those who miss nothing.
+        ("late", Some(("x-keyway-slo-ttft-ms", "1"))),
+        ("plain", None),
+        ("patient", Some(("x-keyway-slo-ttft-ms", "86400000"))),
+        // Nobody goes before the others by its own word.
+        ("bold", Some(("x-keyway-priority", "1000"))),
+    ] {
+        clients.push(enter_as(&cluster, &short(name), header.as_slice()).await);
+    }
+    let order = order(&cluster, call, 5).await;
+    assert_eq!(order[3..], ["late", "bulk"], "{order:?}");
+    assert!(
+        ["plain", "patient", "bold"].iter().all(|name| order[..3].iter().any(|other| other == name)),
+        "{order:?}"
+    );
+    drop((clients, first));
+    cluster.gateway.idle().await;
+    let metrics = cluster.gateway.metrics().await;
+    for (outcome, requests) in [("kept", 1.0), ("missed", 1.0)] {
+        assert_eq!(
+            metrics.sum("keyway_ttft_objectives_total", &[("outcome", outcome)]),
+            requests,
+            "{outcome}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_a_request_says_of_its_urgency_and_cannot_mean_is_refused_in_its_api() {
+    let cluster = Cluster::builder().fakes(1).start().await;
+    for (name, value) in [("x-keyway-priority", "high"), ("x-keyway-slo-ttft-ms", "0")] {
+        for (path, kind) in [(CHAT, "/error/param"), ("/v1/messages", "/error/message")] {
+            let mut client = Client::connect(cluster.addr()).await;
+            client
+                .request("POST", path, &[(name, value), ("anthropic-version", "2023-06-01")], &short("odd"))
+                .await;
+            let response = client.response().await;
+            assert_eq!(response.status(), 400);
+            let said = response.json();
+            assert!(said.pointer(kind).is_some_and(|said| said.to_string().contains(name)), "{said}");
+        }
+    }
+    assert_eq!(cluster.fakes[0].request_count(), 0);
 }

@@ -5,9 +5,11 @@
 //! does not queue for its own bursts beside one that asks for more. Without that second an owner has a fleet
 //! of its share's size to itself, which at four fifths of it has queues where the whole had room. And while
 //! an owner is about that has had less, workers are sent less beforehand of one that keeps asking for more
-//! (`RESERVED`). In which order one owner's own requests begin is not decided here.
+//! (`RESERVED`). The same is kept for an owner's own requests of a higher priority. In which order those of
+//! one priority begin is not decided here.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 /// Owners that are remembered; beyond it those who do not wait are forgotten.
@@ -36,8 +38,10 @@ pub struct Share {
     pub owner: u32,
     /// Its share among those of its priority who want more than there is, above 0.
     pub weight: f64,
-    /// Higher ones go first, always.
+    /// Higher ones go first, always. Requests of one owner may have several.
     pub priority: i32,
+    /// Time to first token that this request wants; `None`: that of the room's rules.
+    pub objective: Option<Duration>,
     /// Tokens of the request, as far as known when it comes.
     pub tokens: f64,
     /// Tokens that its owner has had besides and that are not charged yet: those of answers.
@@ -46,7 +50,7 @@ pub struct Share {
 
 impl Default for Share {
     fn default() -> Self {
-        Self { owner: 0, weight: 1.0, priority: 0, tokens: 0.0, owed: 0.0 }
+        Self { owner: 0, weight: 1.0, priority: 0, objective: None, tokens: 0.0, owed: 0.0 }
     }
 }
 
@@ -62,13 +66,25 @@ pub struct Fair {
 struct Account {
     /// Tokens for its weight.
     served: f64,
-    priority: i32,
+    /// The highest priority of its requests that came of late, and when one of it came last.
+    highest: Option<(i32, Duration)>,
     /// When it came last.
     came: Duration,
     /// When it came while none of its requests waited.
     waits_since: Duration,
     /// How fast its requests leave the room.
     outflow: Outflow,
+}
+
+impl Account {
+    /// The highest priority of its requests, of which one may come again.
+    fn highest_about(&self, now: Duration) -> Option<i32> {
+        self.highest.filter(|(_, came)| is_about(*came, now)).map(|(priority, _)| priority)
+    }
+
+    fn priority(&self) -> i32 {
+        self.highest.map_or(0, |(priority, _)| priority)
+    }
 }
 
 /// What those who are about have had at least, by their priority, the highest first.
@@ -93,7 +109,10 @@ impl Fair {
             f64::INFINITY
         };
         let account = self.owners.entry(share.owner).or_default();
-        (account.priority, account.came) = (share.priority, now);
+        account.came = now;
+        if account.highest_about(now).is_none_or(|highest| share.priority >= highest) {
+            account.highest = Some((share.priority, now));
+        }
         if is_back {
             account.waits_since = now;
             let level = if least.is_finite() { least } else { self.last };
@@ -110,8 +129,8 @@ impl Fair {
         if self.owners.len() < 2 {
             return Least(Vec::new());
         }
-        let about = self.owners.values().filter(|a| now.saturating_sub(a.came).as_secs_f64() < ABOUT_S);
-        let mut least: Vec<(i32, f64)> = about.map(|account| (account.priority, account.served)).collect();
+        let about = self.owners.values().filter(|account| is_about(account.came, now));
+        let mut least: Vec<(i32, f64)> = about.map(|account| (account.priority(), account.served)).collect();
         // By priority, then by what they have had; of each priority the first, unless a higher one has had
         // less.
         least.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.total_cmp(&b.1)));
@@ -125,11 +144,13 @@ impl Fair {
     }
 
     /// Whether a part of the workers is kept from this owner, which waits: it asks for more than its share,
-    /// and an owner of its priority or a higher one is about that has had less.
+    /// and an owner of its priority or a higher one is about that has had less, or its own requests of a
+    /// higher one are.
     pub fn is_greedy(&self, share: &Share, least: &Least, now: Duration) -> bool {
         let Some(account) = self.owners.get(&share.owner) else { return false };
         let others = least.0.iter().take_while(|(priority, _)| *priority >= share.priority).last();
-        others.is_some_and(|(_, served)| *served < account.served)
+        let own_are_higher = account.highest_about(now).is_some_and(|highest| highest > share.priority);
+        (own_are_higher || others.is_some_and(|(_, served)| *served < account.served))
             && now.saturating_sub(account.waits_since).as_secs_f64() >= PRESSES_S
     }
 
@@ -166,27 +187,34 @@ impl Fair {
         if waiting.iter().all(alone) {
             return;
         }
-        // Each owner's queue, and how much it will have been served when its head's turn comes.
-        let mut queues: BTreeMap<(i32, u32), (f64, std::collections::VecDeque<T>)> = BTreeMap::new();
+        // Each owner's queues, by priority.
+        let mut queues: BTreeMap<Reverse<i32>, BTreeMap<u32, VecDeque<T>>> = BTreeMap::new();
+        // How much each will have been served when its next one's turn comes.
+        let mut served: BTreeMap<u32, f64> = BTreeMap::new();
         for item in waiting.drain(..) {
             let Share { owner, priority, .. } = share(&item);
-            let queue =
-                queues.entry((-priority, owner)).or_insert_with(|| (self.of(owner), Vec::new().into()));
-            queue.1.push_back(item);
+            served.entry(owner).or_insert_with(|| self.of(owner));
+            queues.entry(Reverse(priority)).or_default().entry(owner).or_default().push_back(item);
         }
-        while let Some(&(priority, _)) = queues.keys().next() {
-            let of_it = queues.range_mut((priority, u32::MIN)..=(priority, u32::MAX));
-            let Some((&key, (served, queue))) = of_it.min_by(|a, b| a.1.0.total_cmp(&b.1.0)) else { break };
-            if let Some(item) = queue.pop_front() {
+        for mut queues in queues.into_values() {
+            let had = |served: &BTreeMap<u32, f64>, owner: &u32| served.get(owner).copied().unwrap_or(0.0);
+            while let Some(&owner) = queues.keys().min_by(|a, b| had(&served, a).total_cmp(&had(&served, b)))
+            {
+                let Some(item) = queues.get_mut(&owner).and_then(VecDeque::pop_front) else {
+                    queues.remove(&owner);
+                    continue;
+                };
                 let Share { tokens, weight, .. } = share(&item);
-                *served += tokens / weight.max(f64::MIN_POSITIVE);
+                *served.entry(owner).or_default() += tokens / weight.max(f64::MIN_POSITIVE);
                 waiting.push(item);
-            }
-            if queue.is_empty() {
-                queues.remove(&key);
             }
         }
     }
+}
+
+/// Whether one that came then is taken to come again.
+fn is_about(came: Duration, now: Duration) -> bool {
+    now.saturating_sub(came).as_secs_f64() < ABOUT_S
 }
 
 /// How fast requests leave a room in which a request always waits: what its workers can take.

@@ -12,6 +12,8 @@ use crate::pace::{PaceSnapshot, Waiting};
 use crate::pick::pick_with;
 use crate::policy::Policy;
 
+mod objectives;
+
 const RATE_PER_S: f64 = 5_000.0;
 const TOKENS_PER_MS: f64 = RATE_PER_S / 1e3;
 const BLOCK: u64 = 512;
@@ -147,6 +149,11 @@ impl WorkerChooser<(usize, Prompt)> for Fleet {
 
 /// Sends prompts through a room with these rules.
 fn run(fleet: &mut Fleet, rules: RoomRules, prompts: &[Prompt]) {
+    run_as(fleet, rules, prompts, |_| Share::default());
+}
+
+/// The same, each prompt as its owner sends it.
+fn run_as(fleet: &mut Fleet, rules: RoomRules, prompts: &[Prompt], share: impl Fn(usize) -> Share) {
     let mut room = WaitingRoom::new(rules);
     let mut next = 0;
     while next < prompts.len() || !room.is_empty() {
@@ -160,7 +167,7 @@ fn run(fleet: &mut Fleet, rules: RoomRules, prompts: &[Prompt]) {
         fleet.first_tokens();
         while prompts.get(next).is_some_and(|prompt| prompt.at <= fleet.now) {
             let own_ms = prompts[next].own as f64 * BLOCK as f64 / RATE_PER_S * 1e3;
-            room.enter(s(fleet.now), Some(own_ms), (next, prompts[next].clone()));
+            room.enter_as(s(fleet.now), Some(own_ms), share(next), (next, prompts[next].clone()));
             next += 1;
         }
         room.release(s(fleet.now), fleet);

@@ -38,7 +38,8 @@ pub struct TenantTable {
     pub requests_per_minute: Option<f64>,
     /// Its tokens in a minute, of prompts and answers.
     pub tokens_per_minute: Option<f64>,
-    /// Where requests wait for a worker, those of a higher priority go first (0).
+    /// Where requests wait for a worker, those of a higher priority go first (0). A request may lower its own
+    /// by the header `x-keyway-priority`.
     pub priority: Option<i32>,
     /// Its share of the tokens among those of its priority who want more than there is (1.0).
     pub weight: Option<f64>,

@@ -31,6 +31,34 @@ fn a_higher_priority_goes_first_whatever_it_had() {
 }
 
 #[test]
+fn what_an_owner_s_urgent_requests_take_counts_among_its_others() {
+    let urgent = Share { priority: 1, ..of(1, 100.0) };
+    let mut waiting = vec![of(1, 100.0), of(1, 100.0), of(2, 100.0), of(2, 100.0), urgent];
+    Fair::default().arrange(&mut waiting, |share| *share);
+    assert_eq!(waiting.iter().map(|share| share.owner).collect::<Vec<_>>(), [1, 2, 1, 2, 1]);
+    let ends = [i32::MIN, 0, i32::MAX].map(|priority| Share { priority, ..of(1, 1.0) });
+    let mut waiting = ends.to_vec();
+    Fair::default().arrange(&mut waiting, |share| *share);
+    assert_eq!(waiting, [ends[2], ends[1], ends[0]]);
+}
+
+#[test]
+fn a_part_of_the_workers_is_kept_for_an_owner_s_own_urgent_requests() {
+    let (mut fair, second) = (Fair::default(), Duration::from_secs(1));
+    let (bulk, urgent) = (Share { priority: -1, ..of(1, 1.0) }, of(1, 1.0));
+    let greedy = |fair: &Fair, share: &Share, now: Duration| fair.is_greedy(share, &fair.least(now), now);
+    fair.come_back(&bulk, [].into_iter(), (second, 0.0));
+    assert!(!greedy(&fair, &bulk, 3 * second), "no other is about");
+    fair.come_back(&urgent, [bulk].into_iter(), (2 * second, 0.0));
+    fair.come_back(&bulk, [bulk, urgent].into_iter(), (2 * second, 0.0));
+    assert!(greedy(&fair, &bulk, 3 * second) && !greedy(&fair, &urgent, 3 * second));
+    assert!(!greedy(&fair, &bulk, 13 * second), "none came for long");
+    fair.come_back(&bulk, [bulk].into_iter(), (13 * second, 0.0));
+    fair.come_back(&urgent, [bulk].into_iter(), (14 * second, 0.0));
+    assert!(greedy(&fair, &bulk, 15 * second), "one is about again");
+}
+
+#[test]
 fn nobody_saves_up_while_away_but_a_credit() {
     let mut fair = Fair::default();
     fair.charge(&of(1, 0.0), 5_000.0);
@@ -91,14 +119,14 @@ proptest! {
         let mut waiting: Vec<(usize, Share)> = owners
             .iter()
             .enumerate()
-            // An owner has one priority.
-            .map(|(i, &(owner, _, tokens))| (i, Share { priority: owners[owner as usize % owners.len()].1, ..of(owner, f64::from(tokens)) }))
+            .map(|(i, &(owner, priority, tokens))| (i, Share { priority, ..of(owner, f64::from(tokens)) }))
             .collect();
         let before = waiting.clone();
         Fair::default().arrange(&mut waiting, |(_, share)| *share);
         prop_assert!(waiting.windows(2).all(|two| two[0].1.priority >= two[1].1.priority));
-        for owner in 0..5 {
-            let of_owner = |list: &[(usize, Share)]| list.iter().filter(|(_, s)| s.owner == owner).map(|(i, _)| *i).collect::<Vec<_>>();
+        for (owner, priority) in (0..5).flat_map(|owner| (-1..2).map(move |priority| (owner, priority))) {
+            let is_one = |share: &Share| (share.owner, share.priority) == (owner, priority);
+            let of_owner = |list: &[(usize, Share)]| list.iter().filter(|(_, s)| is_one(s)).map(|(i, _)| *i).collect::<Vec<_>>();
             prop_assert_eq!(of_owner(&before), of_owner(&waiting));
         }
     }
