@@ -154,7 +154,8 @@ fn workload(args: &SimulateArgs) -> Result<Workload, Error> {
     let speed = args.rate.map_or(args.time_scale, |_| 1.0);
     let graph = trace.links.as_ref().map(|links| TurnGraph::new(links, &schedule, speed));
     let at_once = args.sessions.at_once.map(|sessions| sessions as usize);
-    Ok(Workload { trace, schedule, scale, copies, copy_ns, seed, slo, graph, at_once })
+    let caches_answers = args.sessions.cache_answers;
+    Ok(Workload { trace, schedule, scale, copies, copy_ns, seed, slo, graph, at_once, caches_answers })
 }
 
 /// How long the schedule takes: to its last arrival, and one mean gap.

@@ -25,6 +25,10 @@ pub struct SessionArgs {
     /// did, and all that are drawn at once
     #[arg(long = "sessions", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub at_once: Option<u32>,
+    /// Keep answers cached as prompts are, as far as a later turn goes on from them; otherwise that computes
+    /// them again
+    #[arg(long)]
+    pub cache_answers: bool,
     /// Let clients say their session's name; otherwise a conversation is known by its first message
     #[arg(long = "session-names")]
     pub names: bool,
@@ -84,6 +88,7 @@ impl SessionArgs {
         let given = [
             (self.live, "--live"),
             (self.at_once.is_some(), "--sessions"),
+            (self.cache_answers, "--cache-answers"),
             (self.names, "--session-names"),
             (self.optimum, "--optimum"),
             (self.hindsight.is_some(), "--hindsight"),

@@ -43,6 +43,8 @@ pub(super) struct Workload {
     pub(super) graph: Option<TurnGraph>,
     /// Sessions that go on at once; `None`: each begins at its recorded time.
     pub(super) at_once: Option<usize>,
+    /// Whether engines keep answers cached as far as a later turn goes on from them.
+    pub(super) caches_answers: bool,
 }
 
 /// What a fleet is made of: its workers, its gateways, and how those route.
@@ -386,7 +388,7 @@ impl<'a> Run<'a> {
         let submission = Submission {
             prompt_tokens: arrival.prompt_tokens as u32,
             output_tokens: if is_first_leg { 1 } else { arrival.output_tokens },
-            chain: arrival.chain.clone().into(),
+            chain: arrival.cached_chain().into(),
             fetched_tokens,
         };
         // Its tokens in between were not waited for.
@@ -403,14 +405,14 @@ impl<'a> Run<'a> {
         (flight.arrived, flight.prompt_tokens, flight.source) = (arrival.at, prompt_tokens, source);
         flight.session = arrival.session();
         if self.setup.events {
-            flight.chain.clone_from(&arrival.chain);
+            flight.chain = arrival.cached_chain().to_vec();
         }
         if is_first_leg {
             flight.leg = Leg::First(Box::new(arrival));
         } else {
             let link = self.workload.trace.links.as_ref().map(|links| &links[source.1 as usize]);
             if let Some((sessions, link)) = self.outcome.sessions.as_mut().zip(link) {
-                let asked = (&arrival.chain[..], prompt_tokens);
+                let asked = (arrival.cached_chain(), prompt_tokens);
                 flight.cache_use = sessions.sent(asked, (source.0, link), worker);
             }
             self.outcome.taken(worker, prompt_tokens);

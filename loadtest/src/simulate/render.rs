@@ -110,6 +110,31 @@ fn sessions(report: &SimulationReport, out: &mut String) -> std::fmt::Result {
             run.preemptions
         )?;
     }
+    later_turns(report, out)
+}
+
+/// What became of turns that go on from an answer, where there are any.
+fn later_turns(report: &SimulationReport, out: &mut String) -> std::fmt::Result {
+    let told = report.runs.iter().filter_map(|run| Some((run, run.sessions.as_ref()?.later_turns?)));
+    for (n, (run, later)) in told.enumerate() {
+        if n == 0 {
+            writeln!(
+                out,
+                "\n{:<14}{:>10}{:>9}{:>10}{:>13}",
+                "later turns", "requests", "cached", "possible", "same worker"
+            )?;
+        }
+        let percent = |share: f64| format!("{:.1} %", share * 100.0);
+        writeln!(
+            out,
+            "{:<14}{:>10}{:>9}{:>10}{:>13}",
+            run.policy,
+            later.requests,
+            percent(later.cached),
+            percent(later.possible),
+            percent(later.same_worker)
+        )?;
+    }
     Ok(())
 }
 

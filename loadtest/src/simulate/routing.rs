@@ -33,6 +33,8 @@ pub(super) struct Arrival {
     pub(super) chain: Vec<BlockHash>,
     /// In the router's, where they differ.
     index_chain: Option<Vec<BlockHash>>,
+    /// With the answer's blocks behind the prompt's, where the engine keeps those too.
+    answered_chain: Option<Vec<BlockHash>>,
     pub(super) in_session: InSession,
     /// The worker that answers it, where another one is to compute its prompt.
     pub(super) answering: Option<Answering>,
@@ -75,11 +77,23 @@ impl Arrival {
         // There are fewer copies than 2^32.
         let key = copy | u64::from(setup.hash_seed) << 32;
         let cut = |tokens| prompts::chain(scale, index, row, key, tokens);
+        let chain = cut(own);
+        let next = workload.graph.as_ref().zip(workload.trace.links.as_ref());
+        let next = next.filter(|_| workload.caches_answers);
+        let answered_chain = next.and_then(|(graph, links)| graph.next_turn(links, index)).map(|next| {
+            let mut chain = prompts::chain(scale, next, &workload.trace.rows[next], key, own);
+            // The last token of an answer is never computed.
+            let computed = scale.prompt_tokens(row) + scale.output_tokens(row) - 1;
+            chain.truncate((computed / u64::from(own)) as usize);
+            chain
+        });
         Self {
             at,
             prompt_tokens: scale.prompt_tokens(row),
             output_tokens: scale.output_tokens(row) as u32,
-            chain: cut(own),
+            // A turn that forgets what was said goes on from nothing.
+            answered_chain: answered_chain.filter(|answered| answered.starts_with(&chain)),
+            chain,
             index_chain: (setup.index_block_tokens != own).then(|| cut(setup.index_block_tokens)),
             in_session: InSession::of(workload, setup, copy, index),
             answering: None,
@@ -95,6 +109,11 @@ impl Arrival {
     /// The turn of its session that it is, if it is one.
     pub(super) fn next_turn(&self) -> Option<NextTurn> {
         Some(self.in_session.turn.as_ref()?.next(self.prompt_tokens, Duration::from_nanos(self.at)))
+    }
+
+    /// Names of the blocks that its engine keeps of it.
+    pub(super) fn cached_chain(&self) -> &[BlockHash] {
+        self.answered_chain.as_deref().unwrap_or(&self.chain)
     }
 
     fn view(&self, setup: &FleetSetup) -> RequestView<'_> {

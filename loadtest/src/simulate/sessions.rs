@@ -49,11 +49,26 @@ pub struct SessionFigures {
     pub hindsight: Option<f64>,
     /// What the run's own placement found of that.
     pub of_hindsight: Option<f64>,
+    /// Of turns behind a first one, in the whole run; null if there are none.
+    pub later_turns: Option<LaterTurns>,
     /// From a session's begin to its last answer's end, in milliseconds, of all sessions.
     pub job: Option<Summary>,
     /// Turns that waited because their session was paused, and for how long, in milliseconds; of the whole
     /// run.
     pub paused: Option<Summary>,
+}
+
+/// What became of the turns that go on from an answer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct LaterTurns {
+    /// Such turns that had a first token.
+    pub requests: u64,
+    /// Share of their prompt tokens found cached.
+    pub cached: f64,
+    /// Share of those that an unbounded cache would have had.
+    pub possible: f64,
+    /// Share of them that went to the worker which had their agent's turn before.
+    pub same_worker: f64,
 }
 
 /// A run's sessions as they are counted.
@@ -74,6 +89,10 @@ pub(super) struct SessionCount {
     cached_tokens: u64,
     prompts: Option<Prompts>,
     placements: Option<(Placements, u32)>,
+    later: Counted,
+    /// Later turns that went where the turn before went, and where each agent's last one went.
+    went_back: u64,
+    workers: HashMap<(u64, u32, u32), usize>,
     /// Agents and sessions, by copy and number, as they came.
     agents: HashMap<(u64, u32, u32), u32>,
     sessions: HashMap<(u64, u32), u32>,
@@ -86,6 +105,14 @@ struct Counted {
     prompt_tokens: u64,
     cached_tokens: u64,
     possible_tokens: u64,
+}
+
+impl Counted {
+    fn add(&mut self, used: CacheUse, cached_tokens: u32) {
+        self.prompt_tokens += used.prompt_tokens;
+        self.possible_tokens += used.possible_tokens;
+        self.cached_tokens += u64::from(cached_tokens);
+    }
 }
 
 /// What a run is compared with.
@@ -103,6 +130,8 @@ pub(super) struct CacheUse {
     pub(super) prompt_tokens: u64,
     /// Those that an unbounded cache would have had.
     pub(super) possible_tokens: u64,
+    /// Whether it goes on from an answer.
+    pub(super) is_later: bool,
 }
 
 // === impl SessionCount ===
@@ -129,6 +158,9 @@ impl SessionCount {
             cached_tokens: 0,
             prompts: (optimum || hindsight.is_some()).then(Prompts::default),
             placements: hindsight.map(|tries| (Placements::default(), tries)),
+            later: Counted::default(),
+            went_back: 0,
+            workers: HashMap::new(),
             agents: HashMap::new(),
             sessions: HashMap::new(),
         }
@@ -160,16 +192,22 @@ impl SessionCount {
             let agent = *self.agents.entry((copy, link.session, link.agent)).or_insert(agents);
             placements.add((agent, session), worker);
         }
-        CacheUse { prompt_tokens, possible_tokens: known.min(askable.len()) as u64 * self.block_tokens }
+        let before = self.workers.insert((copy, link.session, link.agent), worker);
+        let is_later = link.turn > 0;
+        self.went_back += u64::from(is_later && before == Some(worker));
+        let possible_tokens = known.min(askable.len()) as u64 * self.block_tokens;
+        CacheUse { prompt_tokens, possible_tokens, is_later }
     }
 
     /// A request's first token came, so many of whose tokens were cached.
     pub(super) fn first_token(&mut self, used: CacheUse, cached_tokens: u32) {
         self.cached_tokens += u64::from(cached_tokens);
+        if used.is_later {
+            self.later.requests += 1;
+            self.later.add(used, cached_tokens);
+        }
         if self.counts() {
-            self.counted.prompt_tokens += used.prompt_tokens;
-            self.counted.possible_tokens += used.possible_tokens;
-            self.counted.cached_tokens += u64::from(cached_tokens);
+            self.counted.add(used, cached_tokens);
         }
     }
 
@@ -223,6 +261,12 @@ impl SessionCount {
             of_optimum: best.map(|(found, _)| share(self.cached_tokens, found)),
             hindsight: searched.map(|(found, asked)| share(found.best as u64 * self.block_tokens, asked)),
             of_hindsight: searched.map(|(found, _)| share(found.own as u64, found.best as u64)),
+            later_turns: (self.later.requests > 0).then(|| LaterTurns {
+                requests: self.later.requests,
+                cached: share(self.later.cached_tokens, self.later.prompt_tokens),
+                possible: share(self.later.possible_tokens, self.later.prompt_tokens),
+                same_worker: share(self.went_back, self.later.requests),
+            }),
             job: self.jobs.summary(),
             paused: self.paused.summary(),
         }

@@ -250,6 +250,22 @@ fn where_all_fit_pauses_change_nothing_to_speak_of() {
 }
 
 #[test]
+fn a_turn_finds_the_answer_before_it_where_answers_are_kept() {
+    let of = |options: &str| {
+        let report =
+            agents(&format!("--agents 60 --sessions 14 --isl 64 --osl 640 --kv-blocks 32768 {options}"));
+        let later = sessions(&report).later_turns.unwrap();
+        assert_eq!(later.requests, 60 * 19);
+        assert!(later.cached <= later.possible, "{later:?}");
+        later
+    };
+    let (kept, computed_again) = (of("--cache-answers"), of(""));
+    assert!(kept.same_worker > 0.95 && computed_again.same_worker > 0.95, "{kept:?} {computed_again:?}");
+    // A turn adds 64 tokens to some 9,000, and an answer has ten times as many.
+    assert!(kept.cached > 0.98 && computed_again.cached < 0.95, "{kept:?} {computed_again:?}");
+}
+
+#[test]
 fn agents_give_the_same_figures_each_time_and_no_better_ones_than_are_possible() {
     let options = "--agents 60 --sessions 20 --spawns 0.3 --session-names --optimum --repeat 2";
     let report = agents(options);

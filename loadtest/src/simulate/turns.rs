@@ -111,6 +111,14 @@ impl TurnGraph {
         Self { sessions, places, followers, waits }
     }
 
+    /// The row of the same agent that goes on from this one's answer.
+    pub(super) fn next_turn(&self, links: &[Link], row: usize) -> Option<usize> {
+        let of = |link: &Link| (link.session, link.agent, link.turn);
+        let (session, agent, turn) = of(&links[row]);
+        let followers = self.followers[row].iter().map(|&follower| follower as usize);
+        followers.into_iter().find(|&follower| of(&links[follower]) == (session, agent, turn + 1))
+    }
+
     /// Sessions of one copy.
     pub(super) fn sessions(&self) -> usize {
         self.sessions.len()
