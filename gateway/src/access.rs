@@ -2,4 +2,5 @@
 
 pub mod admission;
 pub mod body_memory;
+pub mod oidc;
 pub mod tenants;

@@ -11,6 +11,7 @@ mod kubernetes;
 mod kv_transfer;
 mod limits;
 mod models;
+mod oidc;
 mod peers;
 mod resume;
 mod routing;
@@ -38,6 +39,7 @@ pub use self::{
     kv_transfer::KvTransfer,
     limits::LimitsConfig,
     models::{ModelRules, ModelRulesByName, ModelTable, Translate},
+    oidc::{KeysAt, OidcConfig, OidcFile, trusted},
     peers::{PeersConfig, PeersFile},
     resume::{ResumeConfig, ResumeFile},
     routing::{RoutingConfig, SplitFile},
@@ -105,6 +107,8 @@ pub struct Config {
     pub stored_state: StoredStateConfig,
     /// By what tenants' limits are kept together with other gateways; `None`: this one keeps them by itself.
     pub store: Option<StoreConfig>,
+    /// Whose signed tokens are believed in place of keys; `None`: nobody's.
+    pub oidc: Option<OidcConfig>,
     /// File of tenants, with the hashes of their keys; `None`: clients need no key.
     pub tenants_file: Option<PathBuf>,
     /// What holds for all tenants.
@@ -146,6 +150,8 @@ impl TryFrom<File> for Config {
         }
         let scale = ScaleConfig::try_from(&file.scale)?;
         let scale = ScaleConfig { prefill_from_tokens: routing.prefill_from_tokens, ..scale };
+        let oidc = file.auth.oidc.as_ref().map(|oidc| oidc.validated(file.auth.tenants_file.is_some()));
+        let oidc = oidc.transpose()?;
         let rules = TenantRules { isolate: file.auth.isolate.unwrap_or(true), steering: file.auth.steering };
         Ok(Self {
             listen,
@@ -168,6 +174,7 @@ impl TryFrom<File> for Config {
             resume: ResumeConfig::from(&file.resume),
             stored_state: StoredStateConfig::from(&file.stored_state),
             store: file.store.validated()?,
+            oidc,
             tenants_file: file.auth.tenants_file,
             tenant_rules: rules,
             admin_token,

@@ -212,6 +212,12 @@ pub enum Error {
     /// No key, or none of a tenant.
     #[error("a valid API key is needed: Authorization: Bearer KEY, or x-api-key")]
     BadKey,
+    /// A token, in place of a key, that is not good.
+    #[error("the token cannot be used: {0}")]
+    BadToken(&'static str),
+    /// A token cannot be judged yet.
+    #[error("the public keys of who signed the token are being fetched; try again soon")]
+    TokenKeysNotHere,
     /// The tenant has asked for more than it may.
     #[error("over the limit of {limit}; try again in {} s", retry_after.as_secs_f64().ceil())]
     TenantLimit {
@@ -351,7 +357,12 @@ impl Error {
                 row(StatusCode::GATEWAY_TIMEOUT, server, "deadline_exceeded", None, None)
             }
             Self::BodyTooSlow(_) => row(StatusCode::REQUEST_TIMEOUT, invalid, "body_too_slow", None, None),
-            Self::BadKey => row(StatusCode::UNAUTHORIZED, invalid, "invalid_api_key", None, None),
+            Self::BadKey | Self::BadToken(_) => {
+                row(StatusCode::UNAUTHORIZED, invalid, "invalid_api_key", None, None)
+            }
+            Self::TokenKeysNotHere => {
+                row(StatusCode::SERVICE_UNAVAILABLE, server, "token_keys_not_here", None, SOON)
+            }
             Self::TenantLimit { retry_after, .. } => {
                 let after = Some(whole_seconds(*retry_after));
                 row(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "rate_limit_exceeded", None, after)

@@ -8,6 +8,7 @@ mod lifecycle;
 mod mishaps;
 mod model_names;
 mod obstacle;
+mod oidc;
 mod peers;
 mod per_model;
 mod per_worker;
@@ -35,6 +36,7 @@ pub use self::{
     mishaps::{Mishap, MishapKind, Mishaps},
     model_names::ModelNameMetrics,
     obstacle::Obstacle,
+    oidc::OidcMetrics,
     peers::{PeerState, PeerStates, PlacementMetrics},
     per_model::{COMPLETE, ModelSeries, ModelTotals},
     per_worker::{Prediction, WorkerSeries},
@@ -134,6 +136,8 @@ pub struct Metrics {
     pub stored_state: StoredStateMetrics,
     /// What is kept of who has used how much.
     pub usage: UsageMetrics,
+    /// Tokens that an issuer signs, in place of keys.
+    pub oidc: OidcMetrics,
     /// The store by which gateways keep tenants' limits together.
     pub store: StoreMetrics,
 }
@@ -296,6 +300,7 @@ impl Metrics {
             resume: ResumeMetrics::declare(&d)?,
             stored_state: StoredStateMetrics::declare(&d)?,
             usage: UsageMetrics::declare(&d)?,
+            oidc: OidcMetrics::declare(&d)?,
             store: StoreMetrics::declare(&d)?,
             per_model: PerModel::new(Families::declare(&d)?),
             of_workers: d.of_workers.into_inner(),

@@ -42,6 +42,7 @@ use self::{
     owners::Numbers,
 };
 use crate::{
+    access::oidc::Oidc,
     clock::Clock,
     config::{ConfigError, TenantRules},
     error::Error,
@@ -68,6 +69,8 @@ pub struct Tenants {
     counted: TenantMetrics,
     /// By what limits hold over several gateways; `None`: over this one.
     shared: Option<Arc<SharedLimits>>,
+    /// Judges tokens in place of keys; `None`: none are good.
+    oidc: Option<Arc<Oidc>>,
     /// When the file had changed at the last look.
     seen: Mutex<Option<SystemTime>>,
     current: RwLock<Known>,
@@ -141,13 +144,13 @@ impl Tenants {
         salt_key: HashKey,
         clock: Clock,
         counted: TenantMetrics,
-        shared: Option<Arc<SharedLimits>>,
+        (shared, oidc): (Option<Arc<SharedLimits>>, Option<Arc<Oidc>>),
     ) -> Result<Arc<Self>, ConfigError> {
         let seen = Mutex::new(changed_at(&path));
         let parsed = file::read(&path)?;
         let steering = Arc::new(Steering::allowing(&rules.steering)?);
         let current = RwLock::default();
-        let tenants = Self { path, rules, steering, salt_key, clock, counted, shared, seen, current };
+        let tenants = Self { path, rules, steering, salt_key, clock, counted, shared, oidc, seen, current };
         tenants.take_over(parsed);
         Ok(Arc::new(tenants))
     }
@@ -163,8 +166,8 @@ impl Tenants {
         }
         let steering = Arc::new(Steering::allowing(&rules.steering)?);
         let (salt_key, clock, counted) = (self.salt_key, self.clock, self.counted.clone());
-        let (shared, current) = (self.shared.clone(), RwLock::new(known));
-        let moved = Self { path, rules, steering, salt_key, clock, counted, shared, seen, current };
+        let (shared, oidc, current) = (self.shared.clone(), self.oidc.clone(), RwLock::new(known));
+        let moved = Self { path, rules, steering, salt_key, clock, counted, shared, oidc, seen, current };
         moved.take_over(parsed);
         Ok(Arc::new(moved))
     }
@@ -199,7 +202,7 @@ impl Tenants {
     }
 
     fn known(&self, headers: &mut HeaderMap) -> Result<(Arc<Tenant>, KeyId), Refused> {
-        let known = self.whose(headers).ok_or(Refused { error: Error::BadKey, visit: None })?;
+        let known = self.whose(headers).map_err(|error| Refused { error, visit: None })?;
         headers.remove(AUTHORIZATION);
         headers.remove(X_API_KEY);
         Ok(known)
@@ -219,12 +222,24 @@ impl Tenants {
         }
     }
 
-    fn whose(&self, headers: &HeaderMap) -> Option<(Arc<Tenant>, KeyId)> {
+    fn whose(&self, headers: &HeaderMap) -> Result<(Arc<Tenant>, KeyId), Error> {
         let bearer = headers.get(AUTHORIZATION).map(http::HeaderValue::as_bytes).and_then(bearer);
-        let key = bearer.or_else(|| headers.get(X_API_KEY).map(http::HeaderValue::as_bytes))?;
+        let key = bearer.or_else(|| headers.get(X_API_KEY).map(http::HeaderValue::as_bytes));
+        let key = key.ok_or(Error::BadKey)?;
         let hash = key_hash(key);
-        let tenant = self.current.read().by_key.get(&hash).cloned()?;
-        Some((tenant, KeyId::of(&hash)))
+        if let Some(tenant) = self.current.read().by_key.get(&hash) {
+            return Ok((Arc::clone(tenant), KeyId::of(&hash)));
+        }
+        let oidc = self.oidc.as_ref().filter(|_| Oidc::may_be_one(key)).ok_or(Error::BadKey)?;
+        let holder = oidc.judge(key, &hash)?;
+        let current = self.current.read();
+        let named = holder.names.iter().find_map(|name| current.by_name.get(name));
+        let tenant = match named {
+            Some(tenant) => tenant,
+            // One that was configured and is not in the file any more has no place for its tokens.
+            None => current.by_name.get(oidc.tenant_of_others()?).ok_or(Error::BadKey)?,
+        };
+        Ok((Arc::clone(tenant), holder.key))
     }
 
     fn take_over(&self, parsed: Parsed) {

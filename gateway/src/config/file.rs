@@ -7,8 +7,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ConfigError, CorsFile, DiscoveryFile, ModelTable, PeersFile, ResumeFile, ScaleFile, SplitFile, StoreFile,
-    StoredStateFile, TracesFile, UsageFile, WorkerEntry, address, hint, worker_url::without_secret,
+    ConfigError, CorsFile, DiscoveryFile, ModelTable, OidcFile, PeersFile, ResumeFile, ScaleFile, SplitFile,
+    StoreFile, StoredStateFile, TracesFile, UsageFile, WorkerEntry, address, hint,
+    worker_url::without_secret,
 };
 use crate::{machine::log::LogFormat, net::tls::TlsFiles};
 
@@ -151,6 +152,8 @@ pub struct AuthFile {
     /// Fields and headers by which tenants may steer engines, such as `priority` and `x-vllm-priority`;
     /// others are taken out (none).
     pub steering: Vec<String>,
+    /// Whose signed tokens are believed in place of keys.
+    pub oidc: Option<OidcFile>,
     /// File with the token that operators show to the admin listener; /livez and /readyz need none,
     /// and the page at / asks for it.
     pub admin_token_file: Option<PathBuf>,

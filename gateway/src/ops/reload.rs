@@ -210,7 +210,8 @@ impl Reloader {
             None => {
                 let (clock, counted) = (self.parts.clock, self.parts.metrics.tenants.clone());
                 let shared = self.parts.shared.clone();
-                Tenants::load(path, rules, new.routing.hash_key, clock, counted, shared).map(Some)
+                // Whose tokens are believed is said at the start, with a file of tenants.
+                Tenants::load(path, rules, new.routing.hash_key, clock, counted, (shared, None)).map(Some)
             }
         }
     }

@@ -10,6 +10,7 @@ use crate::{
     access::{
         admission::Admission,
         body_memory::BodyMemory,
+        oidc::Oidc,
         tenants::{SharedLimits, Tenants},
     },
     clock::{self, Clock},
@@ -95,7 +96,9 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
         Intake::new(config.limits.max_connections, config.timeouts.header_read, config.limits.drain_timeout);
     let shared = shared_limits(config, clock, &metrics, &mut background);
     let tls = tls(config, &metrics, &mut background).map_err(io::Error::other)?;
-    let tenants = tenants(config, clock, &metrics, shared.as_ref()).map_err(io::Error::other)?;
+    let oidc = oidc(config, clock, (&metrics, &upstream), &mut background);
+    let by = (shared.as_ref(), oidc.as_ref());
+    let tenants = tenants(config, clock, &metrics, by).map_err(io::Error::other)?;
     let live = Live::new(Serving {
         dispatch: Arc::new(dispatch(config, &admission, &body_memory, &router, &scale, &upstream, keyer)?),
         tenants,
@@ -268,15 +271,28 @@ fn shared_limits(
     Some(shared)
 }
 
+/// Who judges tokens in place of keys, where an issuer is configured; its keys are fetched from now on.
+fn oidc(
+    config: &Config,
+    clock: Clock,
+    (metrics, upstream): (&Metrics, &Upstream),
+    background: &mut Vec<JoinHandle<()>>,
+) -> Option<Arc<Oidc>> {
+    let oidc = Oidc::new(config.oidc.clone()?, clock, metrics.oidc.clone());
+    background.push(tokio::spawn(Arc::clone(&oidc).keep(upstream.clone())));
+    Some(oidc)
+}
+
 fn tenants(
     config: &Config,
     clock: Clock,
     metrics: &Metrics,
-    shared: Option<&Arc<SharedLimits>>,
+    by: (Option<&Arc<SharedLimits>>, Option<&Arc<Oidc>>),
 ) -> Result<Option<Arc<Tenants>>, ConfigError> {
     let load = |path: PathBuf| {
         let (rules, salt_key) = (config.tenant_rules.clone(), config.routing.hash_key);
-        Tenants::load(path, rules, salt_key, clock, metrics.tenants.clone(), shared.cloned())
+        let by = (by.0.cloned(), by.1.cloned());
+        Tenants::load(path, rules, salt_key, clock, metrics.tenants.clone(), by)
     };
     config.tenants_file.clone().map(load).transpose()
 }

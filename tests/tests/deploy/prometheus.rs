@@ -168,7 +168,12 @@ async fn load(fleet: &Watched) {
 
 /// Families that this fleet leaves without series: it has no events that go wrong, no tokenizer, no second
 /// attempts.
-const SILENT: [&str; 31] = [
+const SILENT: [&str; 36] = [
+    "keyway_oidc_tokens_total",
+    "keyway_oidc_keys",
+    "keyway_oidc_keys_fetched_timestamp_seconds",
+    "keyway_oidc_fetches_total",
+    "keyway_ttft_objectives_total",
     "keyway_store_up",
     "keyway_store_gateways",
     "keyway_store_refusals_total",

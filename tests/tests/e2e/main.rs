@@ -42,6 +42,7 @@ mod mock_events;
 mod model_names;
 mod models;
 mod odd_heads;
+mod oidc;
 mod openai_client;
 mod others;
 mod passthrough;

@@ -23,7 +23,7 @@ fn load(text: &str) -> (Arc<Tenants>, tempfile::NamedTempFile) {
             HashKey::new(7),
             Clock::start(),
             counted,
-            None,
+            (None, None),
         )
         .unwrap(),
         file,

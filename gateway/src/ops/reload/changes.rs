@@ -56,6 +56,7 @@ at_the_start! {
     "routing.find_kv_events": routing.finds_kv_events,
     "routing.fetch_tokens_per_second": routing.fetch_tokens_per_ms,
     "limits.max_cores": limits.max_cores,
+    "auth.oidc": oidc,
     "scale": scale,
     "resume": resume,
     "store": store,

@@ -99,7 +99,7 @@ impl Parts {
                 key,
                 clock,
                 counted,
-                None,
+                (None, None),
             )
             .unwrap(),
             router,
