@@ -61,7 +61,8 @@ struct Fetched {
     keys: Keys,
     /// When they were fetched last, or it was tried.
     tried: Option<Duration>,
-    fetched: bool,
+    /// Whether they ever were.
+    are_here: bool,
 }
 
 /// Whose a good token is.
@@ -102,7 +103,7 @@ impl Oidc {
 
     /// Whether this may be a token, and no key: three parts, the first of which is a JSON object's base64.
     pub fn may_be_one(key: &[u8]) -> bool {
-        key.starts_with(b"eyJ") && key.iter().filter(|byte| **byte == b'.').count() == 2
+        key.starts_with(b"eyJ") && key.split(|byte| *byte == b'.').count() == 3
     }
 
     /// Whose a token is. `hash`: its SHA-256.
@@ -210,7 +211,7 @@ impl Oidc {
             self.wanted.notify_one();
             return true;
         }
-        !fetched.fetched
+        !fetched.are_here
     }
 
     /// Fetches the keys, for ever.
@@ -250,7 +251,7 @@ impl Oidc {
     fn take_over(&self, keys: Keys) {
         self.counted.fetched(keys.len());
         let mut fetched = self.keys.write();
-        (fetched.tried, fetched.fetched) = (Some(self.clock.now()), true);
+        (fetched.tried, fetched.are_here) = (Some(self.clock.now()), true);
         if fetched.keys != keys {
             // What one that is gone has signed is not good any more.
             self.known.lock().clear();

@@ -84,12 +84,11 @@ impl OidcFile {
             return Err(wrong("leeway_seconds must be 600 at most"));
         }
         let named = |key: &str, error: &str| ConfigError(format!("auth.oidc.{key} {error}"));
-        let keys_at = match &self.jwks_url {
-            Some(url) => KeysAt::Here(trusted(url).map_err(|error| named("jwks_url", error))?),
-            None => {
-                let url = format!("{}{DISCOVERY}", issuer.trim_end_matches('/'));
-                KeysAt::SaidAt(trusted(&url).map_err(|error| named("issuer", error))?)
-            }
+        let keys_at = if let Some(url) = &self.jwks_url {
+            KeysAt::Here(trusted(url).map_err(|error| named("jwks_url", error))?)
+        } else {
+            let url = format!("{}{DISCOVERY}", issuer.trim_end_matches('/'));
+            KeysAt::SaidAt(trusted(&url).map_err(|error| named("issuer", error))?)
         };
         let tls = ClientTls::load(WorkerTls { ca_file: self.ca_file.clone(), ..WorkerTls::default() })?;
         Ok(OidcConfig {

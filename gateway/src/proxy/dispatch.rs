@@ -175,8 +175,7 @@ impl Dispatch {
         }
         requests.add_target(info, &parts, &content);
         info.may_split = self.may_split(parts.uri.path(), &content.text);
-        let read = Instant::now();
-        self.metrics.routing.observe((read - reading).as_secs_f64());
+        let read = self.has_read(reading);
         if wish == Some(Wish::Count) {
             return self.count(info, record);
         }
@@ -187,12 +186,10 @@ impl Dispatch {
             info.owner = Box::pin(self.owner(&parts, info, record)).await?;
         }
         requests.refuse(info, &parts)?;
-        let urgency = Urgency::of(&parts.headers)?;
-        record.wants(urgency.ttft_objective);
+        urge(info, &parts.headers, record)?;
         if visit.is_some() || record.is_billed() {
             of_tenant(visit, record, info, (&parts.headers, &content.text[..])).await?;
         }
-        info.share = urgency.of_tenant_s(info.share);
         let series = self.named(info, way.is_some(), record);
         let now = self.router.at(read);
         let suspect = self.retries.poisons.look(&content.text, now)?;
@@ -212,6 +209,13 @@ impl Dispatch {
         let is_told = way.is_some() || error.is_some() || response.extensions().get::<FromTwo>().is_some();
         let response = if is_told { Box::pin(told(response, way, error)).await? } else { response };
         Ok(response.map(|body| body.with_permit(permit)))
+    }
+
+    /// A request has been read that was begun then; the time now.
+    fn has_read(&self, reading: Instant) -> Instant {
+        let read = Instant::now();
+        self.metrics.routing.observe((read - reading).as_secs_f64());
+        read
     }
 
     /// Whether another worker than the one that answers may compute a request's prompt.
@@ -321,6 +325,14 @@ impl Dispatch {
             headers.insert(MODEL, model);
         }
     }
+}
+
+/// A request is as urgent as it says, and no more than its tenant's others.
+fn urge(info: &mut RequestInfo, headers: &HeaderMap, record: &Record) -> Result<(), Error> {
+    let urgency = Urgency::of(headers)?;
+    record.wants(urgency.ttft_objective);
+    info.share = urgency.of_tenant_s(info.share);
+    Ok(())
 }
 
 /// A request becomes its tenant's, if it has one, and what it may take is set aside. Whatever its path: what

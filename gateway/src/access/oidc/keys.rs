@@ -22,7 +22,7 @@ struct Key {
     jwk: Jwk,
     /// The one algorithm that it is for, if it says so.
     algorithm: Option<Algorithm>,
-    key: DecodingKey,
+    verifies: DecodingKey,
 }
 
 #[derive(Deserialize)]
@@ -48,10 +48,10 @@ impl Keys {
     pub(super) fn of(&self, name: Option<&str>, algorithm: Algorithm) -> Vec<DecodingKey> {
         let fits = |key: &&Key| {
             let is_named = name.is_none_or(|name| key.jwk.common.key_id.as_deref() == Some(name));
-            let is_of_family = key.key.family().algorithms().contains(&algorithm);
+            let is_of_family = key.verifies.family().algorithms().contains(&algorithm);
             is_named && is_of_family && key.algorithm.is_none_or(|own| own == algorithm)
         };
-        self.0.iter().filter(fits).map(|key| key.key.clone()).collect()
+        self.0.iter().filter(fits).map(|key| key.verifies.clone()).collect()
     }
 }
 
@@ -75,12 +75,12 @@ impl Key {
             AlgorithmParameters::OctetKeyPair(of) => of.curve == EllipticCurve::Ed25519,
             _ => false,
         };
-        let key = DecodingKey::from_jwk(&jwk).ok().filter(|_| is_public)?;
+        let verifies = DecodingKey::from_jwk(&jwk).ok().filter(|_| is_public)?;
         // One for encryption, or for an algorithm that is not known here, verifies nothing.
         let algorithm = jwk.common.key_algorithm.map(Algorithm::try_from).transpose().ok()?;
         if algorithm.is_some_and(|algorithm| !ALGORITHMS.contains(&algorithm)) {
             return None;
         }
-        Some(Self { jwk, algorithm, key })
+        Some(Self { jwk, algorithm, verifies })
     }
 }

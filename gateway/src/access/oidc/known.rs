@@ -18,14 +18,11 @@ pub(super) struct KnownTokens {
 impl KnownTokens {
     /// Whose it is, if it is known and has not expired at `now`, in seconds of Unix time.
     pub(super) fn get(&mut self, hash: &[u8; 32], now: u64) -> Option<Holder> {
-        let holder = match self.young.get(hash) {
-            Some(holder) => holder.clone(),
-            None => {
-                let holder = self.old.remove(hash)?;
-                self.add(*hash, holder.clone());
-                holder
-            }
-        };
+        if !self.young.contains_key(hash) {
+            let holder = self.old.remove(hash)?;
+            self.add(*hash, holder);
+        }
+        let holder = self.young.get(hash).cloned()?;
         if holder.expires > now {
             return Some(holder);
         }
