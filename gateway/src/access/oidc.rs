@@ -5,18 +5,15 @@
 //! What a token has to say: a signature by one of the issuer's keys and an asymmetric algorithm, `iss`, `aud`
 //! as configured, `exp` in the future, `nbf` not in the future.
 
+mod issuer;
 mod keys;
 mod known;
 mod signatures;
 
 use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
-use http::{Uri, uri::PathAndQuery};
-use http_body_util::{BodyExt, Limited};
 use jsonwebtoken::{Algorithm, Validation, decode, decode_header, errors::ErrorKind};
 use parking_lot::{Mutex, RwLock};
-use serde::Deserialize;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use tokio::sync::Notify;
@@ -24,19 +21,15 @@ use tokio::sync::Notify;
 use self::{keys::Keys, known::KnownTokens};
 use crate::{
     clock::{self, Clock},
-    config::{KeysAt, OidcConfig, trusted},
+    config::OidcConfig,
     error::Error,
     ledger::KeyId,
     metrics::OidcMetrics,
-    upstream::{Origin, Outgoing, Upstream},
+    upstream::Upstream,
 };
 
-/// Bytes of what an issuer answers.
-const MAX_ANSWER_BYTES: usize = 1 << 20;
 /// Bytes of a token: a head has no more room for it.
 const MAX_TOKEN_BYTES: usize = 16 << 10;
-/// Time that an issuer's answer may take.
-const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
 /// From one look at the keys to the next.
 const FETCH_EVERY: Duration = Duration::from_secs(600);
 /// The same where the last look has failed: at first, and at most.
@@ -203,7 +196,7 @@ impl Oidc {
         Ok(Holder { names: names.into(), key, expires: expires + self.config.leeway.as_secs() })
     }
 
-    /// Whether a key that is not known may be there soon: none was fetched yet, or it is looked for now.
+    /// Whether a key that is not known may be there soon: none was fetched yet, or it is looked for.
     fn awaits_keys(&self) -> bool {
         let fetched = self.keys.read();
         let since = fetched.tried.map(|tried| self.clock.now().saturating_sub(tried));
@@ -216,14 +209,14 @@ impl Oidc {
 
     /// Fetches the keys, for ever.
     pub async fn keep(self: Arc<Self>, upstream: Upstream) {
-        let issuer = &self.config.issuer;
+        let name = &self.config.issuer;
         let [least, most] = RETRY_AFTER;
         let mut pause = least;
         loop {
-            match self.fetch(&upstream).await {
+            match issuer::fetch(&self.config, &upstream).await {
                 Ok(keys) => {
                     if pause > least {
-                        tracing::info!(issuer, "the keys of tokens are fetched again");
+                        tracing::info!(issuer = name, "the keys of tokens are fetched again");
                     }
                     pause = least;
                     self.take_over(keys);
@@ -237,7 +230,7 @@ impl Oidc {
                     self.keys.write().tried = Some(self.clock.now());
                     if pause == least {
                         tracing::warn!(
-                            issuer, %error,
+                            issuer = name, %error,
                             "the keys of tokens cannot be fetched; those known stay in use"
                         );
                     }
@@ -258,58 +251,6 @@ impl Oidc {
             tracing::info!(issuer = self.config.issuer, keys = keys.len(), "the keys of tokens are here");
             fetched.keys = keys;
         }
-    }
-
-    async fn fetch(&self, upstream: &Upstream) -> Result<Keys, String> {
-        let url = match &self.config.keys_at {
-            KeysAt::Here(url) => url.clone(),
-            KeysAt::SaidAt(url) => self.where_they_are(upstream, url).await?,
-        };
-        let text = self.get(upstream, &url).await?;
-        let keys = Keys::read(&text).ok_or_else(|| format!("{url}: its answer is no JWKS"))?;
-        if keys.len() == 0 {
-            return Err(format!("{url}: none of its keys can verify a token's signature"));
-        }
-        Ok(keys)
-    }
-
-    async fn where_they_are(&self, upstream: &Upstream, url: &Uri) -> Result<Uri, String> {
-        #[derive(Deserialize)]
-        struct Configuration {
-            issuer: String,
-            jwks_uri: String,
-        }
-        let text = self.get(upstream, url).await?;
-        let said: Configuration = serde_json::from_slice(&text).map_err(|_| {
-            format!("{url}: its answer has no issuer and jwks_uri (or set auth.oidc.jwks_url)")
-        })?;
-        // OpenID Connect Discovery 1.0, section 4.3.
-        if said.issuer != self.config.issuer {
-            return Err(format!(
-                "{url}: it is the issuer {:?}; write it so in auth.oidc.issuer",
-                said.issuer
-            ));
-        }
-        trusted(&said.jwks_uri).map_err(|error| format!("{url}: its jwks_uri {error}"))
-    }
-
-    async fn get(&self, upstream: &Upstream, url: &Uri) -> Result<Bytes, String> {
-        let tls = (url.scheme_str() == Some("https")).then(|| Arc::clone(&self.config.tls));
-        let origin = Origin::of(url, tls, false);
-        let target = url.path_and_query().cloned().unwrap_or(PathAndQuery::from_static("/"));
-        let asked = async {
-            let sent = upstream.send(&origin, Outgoing::get(target)).await;
-            let (head, body) = sent.map_err(|error| error.to_string())?.into_parts();
-            if !head.status.is_success() {
-                return Err(format!("it answers {}", head.status));
-            }
-            let body = Limited::new(body, MAX_ANSWER_BYTES).collect().await;
-            body.map(http_body_util::Collected::to_bytes).map_err(|error| error.to_string())
-        };
-        let answer = clock::timeout(FETCH_TIMEOUT, asked).await;
-        let answer =
-            answer.unwrap_or_else(|_| Err(format!("no answer within {} s", FETCH_TIMEOUT.as_secs())));
-        answer.map_err(|error| format!("{url}: {error}"))
     }
 }
 
@@ -336,7 +277,7 @@ impl Fault {
         }
     }
 
-    /// In metrics.
+    /// Its outcome in metrics, where good ones are `good`.
     fn name(self) -> &'static str {
         match self {
             Self::Malformed => "malformed",

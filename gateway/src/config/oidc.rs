@@ -37,7 +37,7 @@ pub struct OidcFile {
     pub leeway_seconds: Option<u64>,
 }
 
-/// `[auth.oidc]`, validated.
+/// `[auth.oidc]`, validated: it has an issuer, an audience and a place of keys.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OidcConfig {
     /// As tokens' `iss` says it.
@@ -59,7 +59,7 @@ pub struct OidcConfig {
 /// Where an issuer's keys are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeysAt {
-    /// At this URL.
+    /// At this URL, as JWKS.
     Here(Uri),
     /// Where the `jwks_uri` of what is at this URL says.
     SaidAt(Uri),

@@ -1,5 +1,5 @@
 //! What a request itself says of how urgent it is: a priority among those that wait for a worker, and the
-//! time to first token that it wants. A client may make its request less urgent than its tenant's, never more.
+//! time to first token that it wants. A client may make a request less urgent than its tenant's, never more.
 
 use std::{str::FromStr, time::Duration};
 

@@ -147,9 +147,10 @@ const FCFS_6K: Profile = Profile {
     cost: StepCost { weights_ns: 20e6, token_ns: 1e9 / 6_000.0, ..StepCost::ZERO },
 };
 
-/// The engines of SMG's simulated fleets at a tenth of their time: a step takes 4.3 ms, or 12.5 us for each of
-/// its tokens where that is more (`scripts/generate_sim/profiles/local-medium.json` of smg-project/smg, which
-/// has 80,000 prompt tokens a second, chunks of 320, 80 requests running, 1.2 million tokens of KV).
+/// The engines of SMG's simulated fleets, ten times as fast as real ones: a step takes 4.3 ms, or 12.5 us for
+/// each of its tokens where that is more. Source: `scripts/generate_sim/profiles/local-medium.json` of
+/// smg-project/smg, which has 80,000 prompt tokens a second, chunks of 320, 80 requests running, 1.2 million
+/// tokens of KV.
 const SMG_80K: Profile = Profile {
     name: "smg-80k",
     about: "80,000 prompt tokens a second, 4.3 ms a decode step: the engines of SMG's own comparison",

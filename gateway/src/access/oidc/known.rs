@@ -38,7 +38,7 @@ impl KnownTokens {
         self.young.insert(hash, holder);
     }
 
-    /// Forgets all.
+    /// Forgets all: keys have changed.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }

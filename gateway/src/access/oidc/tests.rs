@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
+use serde::Deserialize;
 
 use super::*;
 use crate::{access::tenants::key_hash, config::OidcFile};
