@@ -23,10 +23,12 @@
 //! it answers well enough to be, [`refusals`] what it refuses and until when, [`own_faults`] whose requests
 //! are refused for their own fault, and [`retry_budget`] how many requests may be sent again; [`rate_limit`]
 //! is how much may come in a time, [`lease`] how much where several gateways count together, and [`slots`]
-//! how much at once there.
+//! how much at once there. [`budget`] is how much may be used in a day or a month, and [`money`] what it
+//! costs.
 
 pub mod autoscale;
 pub mod breaker;
+pub mod budget;
 pub mod capacity;
 pub mod cost;
 pub mod fading;
@@ -38,6 +40,7 @@ pub mod lease;
 pub mod legs;
 pub mod load;
 pub mod media;
+pub mod money;
 pub mod others;
 pub mod own_faults;
 pub mod pace;
@@ -66,6 +69,7 @@ mod rendezvous;
 mod spread_map;
 
 pub use breaker::{Breaker, Verdict};
+pub use budget::{Budget, BudgetMark};
 pub use capacity::Capacity;
 pub use cost::{Cost, CostModel};
 pub use fading::FadingSum;
@@ -77,6 +81,7 @@ pub use lease::{Dry, Lease, LeaseAnswer, LeaseQuestion};
 pub use legs::{Splitting, Ways};
 pub use load::{Load, LoadSnapshot};
 pub use media::Media;
+pub use money::{Money, Price};
 pub use others::{EngineLoad, OwnLoad};
 pub use pace::{Pace, PaceSnapshot};
 pub use pick::{Candidate, Pick, RequestView, Turn, pick};
