@@ -13,6 +13,7 @@ mod limits;
 mod models;
 mod oidc;
 mod peers;
+mod price;
 mod resume;
 mod routing;
 mod scale;
@@ -41,12 +42,13 @@ pub use self::{
     models::{ModelRules, ModelRulesByName, ModelTable, Translate},
     oidc::{KeysAt, OidcConfig, OidcFile, trusted},
     peers::{PeersConfig, PeersFile},
+    price::{PriceTable, Prices},
     resume::{ResumeConfig, ResumeFile},
     routing::{RoutingConfig, SplitFile},
     scale::{ModelScale, ScaleConfig, ScaleFile},
     store::{Secret, StoreConfig, StoreFile},
     stored_state::{StoredStateConfig, StoredStateFile},
-    tenants::TenantRules,
+    tenants::{BudgetUnits, TenantRules},
     timeouts::Timeouts,
     traces::{GenAi, TraceRules, TracesConfig, TracesFile},
     usage::{UsageConfig, UsageFile},
@@ -152,7 +154,12 @@ impl TryFrom<File> for Config {
         let scale = ScaleConfig { prefill_from_tokens: routing.prefill_from_tokens, ..scale };
         let oidc = file.auth.oidc.as_ref().map(|oidc| oidc.validated(file.auth.tenants_file.is_some()));
         let oidc = oidc.transpose()?;
-        let rules = TenantRules { isolate: file.auth.isolate.unwrap_or(true), steering: file.auth.steering };
+        let usage = file.usage.validated()?;
+        let rules = TenantRules {
+            isolate: file.auth.isolate.unwrap_or(true),
+            steering: file.auth.steering,
+            budgets: BudgetUnits::of(usage.as_ref()),
+        };
         Ok(Self {
             listen,
             admin_listen: file.admin_listen.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 9090))),
@@ -170,7 +177,7 @@ impl TryFrom<File> for Config {
             peers,
             scale,
             traces: file.traces.validated()?,
-            usage: file.usage.validated()?,
+            usage,
             resume: ResumeConfig::from(&file.resume),
             stored_state: StoredStateConfig::from(&file.stored_state),
             store: file.store.validated()?,

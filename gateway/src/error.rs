@@ -2,11 +2,14 @@
 //! A worker's own errors are not here: they pass, and are told again where their API's clients would not read
 //! them ([`crate::proxy`]'s `engine_error.rs`).
 
+mod over_budget;
+
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use keyway_wire::openai::ErrorBody;
 
+pub use self::over_budget::OverBudget;
 use crate::{
     api::{Api, NO_THREADS},
     impatient::TooSlow,
@@ -226,6 +229,9 @@ pub enum Error {
         /// When it will be enough.
         retry_after: Duration,
     },
+    /// The tenant has used what it may in a day or month.
+    #[error("{0}")]
+    OverBudget(Box<OverBudget>),
     /// A tenant with a limit of tokens says in an unclear way what its stream is to hold.
     #[error(
         "the field {field} can be read in more than one way, which a key with a limit of tokens may not send; \
@@ -299,29 +305,23 @@ impl Error {
             Self::ModelNotFound { .. } => {
                 row(StatusCode::NOT_FOUND, invalid, "model_not_found", Some("model"), None)
             }
-            Self::BodyTooLarge { .. } => {
-                row(StatusCode::PAYLOAD_TOO_LARGE, invalid, "request_too_large", None, None)
-            }
+            Self::BodyTooLarge { .. } => refused(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large"),
             Self::UriTooLong { .. } => row(StatusCode::URI_TOO_LONG, invalid, "uri_too_long", None, None),
             Self::HeadTooLarge { .. } => {
-                row(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, invalid, "head_too_large", None, None)
+                refused(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large")
             }
             Self::BodyUnreadable(_) => row(StatusCode::BAD_REQUEST, invalid, "body_unreadable", None, None),
             Self::BadHost(_) => refused(StatusCode::BAD_REQUEST, "bad_host"),
             Self::TransferCoding => refused(StatusCode::NOT_IMPLEMENTED, "transfer_coding_unsupported"),
             Self::MethodRefused(_) => refused(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
             Self::BadUpgrade(_) => row(StatusCode::BAD_REQUEST, invalid, "bad_upgrade", None, None),
-            Self::WebSocketVersion => {
-                row(StatusCode::UPGRADE_REQUIRED, invalid, "websocket_version", None, None)
-            }
-            Self::NoWebSocket => {
-                row(StatusCode::NOT_IMPLEMENTED, invalid, "websocket_unsupported", None, None)
-            }
+            Self::WebSocketVersion => refused(StatusCode::UPGRADE_REQUIRED, "websocket_version"),
+            Self::NoWebSocket => refused(StatusCode::NOT_IMPLEMENTED, "websocket_unsupported"),
             Self::ModelRequired { .. } => {
                 row(StatusCode::BAD_REQUEST, invalid, "model_required", Some("model"), None)
             }
             Self::CodingUnsupported { .. } => {
-                row(StatusCode::UNSUPPORTED_MEDIA_TYPE, invalid, "content_encoding_unsupported", None, None)
+                refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_encoding_unsupported")
             }
             Self::StateNotFound => row(StatusCode::NOT_FOUND, invalid, "state_not_found", None, None),
             Self::StateAway => row(StatusCode::SERVICE_UNAVAILABLE, server, "state_not_ready", None, SOON),
@@ -340,7 +340,7 @@ impl Error {
             Self::NoWorker => row(StatusCode::SERVICE_UNAVAILABLE, server, "no_worker_ready", None, SOON),
             Self::NoPrefill => row(StatusCode::SERVICE_UNAVAILABLE, server, "no_prefill_ready", None, SOON),
             Self::PrefillFailed { is_request_s: true, .. } => {
-                row(StatusCode::BAD_REQUEST, invalid, "prefill_refused", None, None)
+                refused(StatusCode::BAD_REQUEST, "prefill_refused")
             }
             Self::PrefillFailed { .. } => row(StatusCode::BAD_GATEWAY, server, "prefill_failed", None, None),
             Self::Short { .. } => {
@@ -357,15 +357,17 @@ impl Error {
                 row(StatusCode::GATEWAY_TIMEOUT, server, "deadline_exceeded", None, None)
             }
             Self::BodyTooSlow(_) => row(StatusCode::REQUEST_TIMEOUT, invalid, "body_too_slow", None, None),
-            Self::BadKey | Self::BadToken(_) => {
-                row(StatusCode::UNAUTHORIZED, invalid, "invalid_api_key", None, None)
-            }
+            Self::BadKey | Self::BadToken(_) => refused(StatusCode::UNAUTHORIZED, "invalid_api_key"),
             Self::TokenKeysNotHere => {
                 row(StatusCode::SERVICE_UNAVAILABLE, server, "token_keys_not_here", None, SOON)
             }
             Self::TenantLimit { retry_after, .. } => {
                 let after = Some(whole_seconds(*retry_after));
                 row(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "rate_limit_exceeded", None, after)
+            }
+            Self::OverBudget(over) => {
+                let after = Some(whole_seconds(over.retry_after));
+                row(StatusCode::TOO_MANY_REQUESTS, "insufficient_quota", "insufficient_quota", None, after)
             }
             Self::UnclearOption { field } => {
                 row(StatusCode::BAD_REQUEST, invalid, "unclear_option", Some(field), None)

@@ -28,6 +28,8 @@ pub const MATCHED_TOKENS: HeaderName = HeaderName::from_static(names::MATCHED_TO
 pub const MODEL: HeaderName = HeaderName::from_static(names::MODEL);
 /// [`names::DATA_PARALLEL_RANK`]: which engine behind a worker's address takes the request.
 pub const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static(names::DATA_PARALLEL_RANK);
+/// [`names::BUDGET_LEFT`]: what is left of a tenant's budgets, once it is warned of them.
+pub const BUDGET_LEFT: HeaderName = HeaderName::from_static(names::BUDGET_LEFT);
 
 /// [`names::PRIORITY`]: a request's place among those that wait.
 pub const PRIORITY: HeaderName = HeaderName::from_static(names::PRIORITY);

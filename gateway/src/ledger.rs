@@ -11,13 +11,18 @@ mod question;
 mod report;
 mod store;
 
-use std::sync::{
-    Arc,
-    atomic::{
-        AtomicUsize,
-        Ordering::{Acquire, Relaxed, Release},
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, OnceLock,
+        atomic::{
+            AtomicUsize,
+            Ordering::{Acquire, Relaxed, Release},
+        },
     },
 };
+
+use keyway_core::Money;
 
 use parking_lot::Mutex;
 use tokio::task::spawn_blocking;
@@ -26,11 +31,11 @@ use self::{
     counts::Row,
     pending::{HourRow, Pending},
     report::Report,
-    store::{Store, StoreError},
+    store::{Reading, Store, StoreError},
 };
 pub use self::{
     counts::{BilledEnd, Counts, KeyId, Series, Tokens},
-    question::{Format, UsageQuestion},
+    question::{By, Format, UsageQuestion},
 };
 use crate::{
     clock::{self, Instant},
@@ -55,8 +60,22 @@ pub struct Ledger {
     book: Mutex<Book>,
     /// Requests that are to be entered.
     open: AtomicUsize,
+    /// The file's number, once it was open.
+    id: Arc<OnceLock<u64>>,
     metrics: UsageMetrics,
 }
+
+/// What a tenant has used of what budgets are of.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Outlay {
+    /// Tokens of prompts and answers.
+    pub tokens: u64,
+    /// What those of them cost that had a price.
+    pub cost: Money,
+}
+
+/// What each tenant has used so far in the day and in the month that began then, in seconds since 1970.
+pub type Sums = [(u64, HashMap<String, Outlay>); 2];
 
 /// What has the file.
 #[derive(Debug, Default)]
@@ -76,14 +95,15 @@ impl Ledger {
     /// Keeps rows in memory until the file is open.
     pub fn new(config: UsageConfig, metrics: UsageMetrics) -> Arc<Self> {
         let pending = Mutex::new(Pending::new(config.max_series));
-        Arc::new(Self { config, pending, book: Mutex::default(), open: AtomicUsize::new(0), metrics })
+        let (book, open, id) = (Mutex::default(), AtomicUsize::new(0), Arc::default());
+        Arc::new(Self { config, pending, book, open, id, metrics })
     }
 
     /// Opens the file. One that cannot be used is said once and tried again later; `waits`: so is one that
     /// another process has.
     ///
     /// # Errors
-    /// Another process has the file.
+    /// Another process has the file, or its costs are in another currency.
     pub fn open(&self, waits: bool) -> Result<(), ConfigError> {
         let opened = self.try_open(&mut self.book.lock());
         match opened {
@@ -91,12 +111,17 @@ impl Ledger {
                 "usage.file {}: another process has it open; each gateway needs a file of its own",
                 self.config.file.display()
             ))),
+            Err(error @ StoreError::Currency { .. }) => {
+                Err(ConfigError(format!("usage.file {}: {error}", self.config.file.display())))
+            }
             _ => Ok(()),
         }
     }
 
     fn try_open(&self, book: &mut Book) -> Result<(), StoreError> {
         let opened = Store::open(&self.config).and_then(|store| {
+            // One that was open before had one already.
+            let _ = self.id.set(store.id()?);
             let arrived = book.unsure.as_ref().map(|(write, _)| store.has(*write)).transpose()?;
             let (hour, mut pending) = (hour_now(), self.pending.lock());
             pending.know(hour, store.series_of(hour)?);
@@ -113,6 +138,11 @@ impl Ledger {
         Ok(())
     }
 
+    /// A number that tells this gateway's use from others', once the file was open: it outlives the process.
+    pub fn id(&self) -> Arc<OnceLock<u64>> {
+        Arc::clone(&self.id)
+    }
+
     /// A request has come in that is to be entered.
     pub fn begins(&self) {
         self.open.fetch_add(1, Relaxed);
@@ -123,11 +153,51 @@ impl Ledger {
         self.open.fetch_sub(1, Release);
     }
 
-    /// Enters a request that is over.
-    pub fn enter(&self, series: Series, counts: &Counts) {
-        if self.pending.lock().add(hour_now(), series, counts) {
+    /// What a request costs that went to this model; `None`: the model has no price.
+    pub fn cost(&self, model: &str, tokens: Tokens) -> Option<Money> {
+        let Tokens { prompt, cached, generated } = tokens;
+        self.config.prices.as_ref()?.cost(model, prompt, cached, generated)
+    }
+
+    /// Enters a request that is over. `charge`: counts it elsewhere too, at one moment with this as far as
+    /// [`Ledger::sums`] sees.
+    pub fn enter(&self, series: Series, counts: &Counts, charge: impl FnOnce()) {
+        let is_other = {
+            let mut pending = self.pending.lock();
+            charge();
+            pending.add(hour_now(), series, counts)
+        };
+        if is_other {
             self.metrics.other.inc();
         }
+    }
+
+    /// What all tenants have used so far in the day and month of `now`. `asked` is called at the moment of
+    /// which that is true, while nothing is entered. Reads the file: off the threads that serve.
+    pub fn sums(&self, now: u64, asked: impl FnOnce()) -> Result<Sums, Error> {
+        let (reading, unwritten) = self.rows(asked)?;
+        let mut sums: Sums = [By::Day, By::Month].map(|by| (by.start(now), HashMap::new()));
+        let mut add = |at: u64, tenant: &str, counts: &Counts| {
+            for (_, of) in sums.iter_mut().filter(|(begins, _)| at >= *begins) {
+                match of.get_mut(tenant) {
+                    Some(sum) => sum.add(Outlay::of(counts)),
+                    None => {
+                        of.insert(tenant.to_owned(), Outlay::of(counts));
+                    }
+                }
+            }
+        };
+        let month = By::Month.time(now);
+        let show = |at, row: Row<'_>, counts: &Counts| {
+            add(at, row.tenant, counts);
+            Ok::<_, std::convert::Infallible>(())
+        };
+        let read = reading.each(month.start, month.end, show).map_err(|error| unreadable(&error))?;
+        read.unwrap_or_else(|never| match never {});
+        for (hour, series, counts) in &unwritten {
+            add(u64::from(*hour) * HOUR_S, &series.tenant, counts);
+        }
+        Ok(sums)
     }
 
     /// Writes what is new, once a second, for ever.
@@ -225,25 +295,52 @@ impl Ledger {
         answer.map_err(|_| Error::Internal)?
     }
 
+    /// All rows, those in the file and those that are not yet: together, so that none is seen twice or not at
+    /// all. `asked` is called at that moment.
+    fn rows(&self, asked: impl FnOnce()) -> Result<(Reading, Vec<HourRow>), Error> {
+        let book = self.book.lock();
+        let store = book.store.as_ref().ok_or(Error::UsageUnreadable)?;
+        let reading = store.read().map_err(|error| unreadable(&error))?;
+        let pending = self.pending.lock();
+        asked();
+        Ok((reading, pending.all()))
+    }
+
     fn report(&self, question: &UsageQuestion) -> Result<Vec<u8>, Error> {
-        let unreadable = |error: StoreError| {
-            tracing::error!(%error, "usage cannot be read");
-            Error::UsageUnreadable
-        };
-        let (reading, unwritten) = {
-            // Together, so that no row is seen twice or not at all.
-            let book = self.book.lock();
-            let reading = book.store.as_ref().ok_or(Error::UsageUnreadable)?.read().map_err(unreadable)?;
-            (reading, self.pending.lock().all())
-        };
-        let mut report = Report::new(question);
+        let (reading, unwritten) = self.rows(|| {})?;
+        let currency = self.config.prices.as_ref().map(|prices| prices.currency.as_str());
+        let mut report = Report::new(question, currency);
         let add = |at, row: Row<'_>, counts: &Counts| report.add(at, &row, counts);
-        reading.each(question.from, question.to, add).map_err(unreadable)??;
+        reading.each(question.from, question.to, add).map_err(|error| unreadable(&error))??;
         for (hour, series, counts) in &unwritten {
             report.add(u64::from(*hour) * HOUR_S, &series.as_row(), counts)?;
         }
         Ok(report.write(&self.config.instance))
     }
+}
+
+impl Outlay {
+    /// Of these rows or requests.
+    pub fn of(counts: &Counts) -> Self {
+        Self { tokens: counts.tokens(), cost: counts.cost() }
+    }
+
+    /// Adds what another request or row has used.
+    pub fn add(&mut self, more: Self) {
+        self.tokens = self.tokens.saturating_add(more.tokens);
+        self.cost = self.cost.plus(more.cost);
+    }
+
+    /// Takes away what was added before.
+    pub fn take(&mut self, less: Self) {
+        self.tokens = self.tokens.saturating_sub(less.tokens);
+        self.cost = self.cost.minus(less.cost);
+    }
+}
+
+fn unreadable(error: &StoreError) -> Error {
+    tracing::error!(%error, "usage cannot be read");
+    Error::UsageUnreadable
 }
 
 fn hour_now() -> u32 {

@@ -33,6 +33,9 @@ pub const SHORTAGE_SAID_EVERY: Duration = Duration::from_secs(30);
 /// How often the files of certificates are looked at: some calls of the kernel.
 pub const TLS_RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The share of a budget from which on its tenant is warned, unless the file of tenants says otherwise.
+pub const BUDGET_WARN_AT: f64 = 0.8;
+
 /// Tenants of one gateway: each is a series of every metric by tenant.
 pub const MAX_TENANTS: usize = 1_000;
 

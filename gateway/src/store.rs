@@ -36,7 +36,7 @@ pub struct Link {
 pub struct LimitQuestion {
     /// What the key of the limit ends with: the same in all gateways.
     pub key: String,
-    /// Tells it from other questions of this gateway about the same limit.
+    /// Tells it from other questions of this gateway about the same limit; of a budget: whose use it says.
     pub number: u64,
     /// What is asked about it.
     pub about: About,
@@ -51,6 +51,17 @@ pub enum About {
     Tokens(LeaseQuestion, Rule),
     /// How many requests may be in flight, of at most so many.
     Slots(SlotsQuestion, usize),
+    /// What others have used of a budget.
+    Budget(BudgetQuestion),
+}
+
+/// What a gateway says of a budget in a day or month, in tokens or nano-units of money.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BudgetQuestion {
+    /// What was used here; 0 where that is not known yet.
+    pub own: u64,
+    /// How long the store is to know it.
+    pub keep: Duration,
 }
 
 /// How much may come in a time.
@@ -119,6 +130,11 @@ impl LimitAnswer {
     /// Of a limit on what comes in a time.
     pub fn of_lease(self) -> LeaseAnswer {
         LeaseAnswer { granted: self.given, left: self.left }
+    }
+
+    /// Of a budget: what others have used.
+    pub fn of_budget(self) -> u64 {
+        self.given as u64
     }
 
     /// Of a limit on what is in flight.
@@ -233,6 +249,10 @@ impl LimitQuestion {
             About::Slots(SlotsQuestion { kept, need, ahead }, most) => {
                 let numbers = [kept, 0, need, ahead, most, 0, 0].map(|number| number as f64);
                 ("slots", self.number.to_string(), numbers)
+            }
+            About::Budget(BudgetQuestion { own, keep }) => {
+                let numbers = [own as f64, keep.as_millis() as f64, 0.0, 0.0, 0.0, 0.0, 0.0];
+                ("budget", format!("{:016x}", self.number), numbers)
             }
         }
     }

@@ -2,6 +2,8 @@
 //! tenant's prompts share no cache with another's. A client's key ends here; workers get their own. Without a
 //! file of tenants all clients may come in.
 
+mod account;
+mod budgets;
 mod estimate;
 mod file;
 mod limit;
@@ -27,7 +29,15 @@ use keyway_wire::block_hash::HashKey;
 use parking_lot::{Mutex, RwLock};
 use prometheus::IntCounter;
 
+use self::{
+    account::AskedBudget,
+    budgets::Watched,
+    file::{KeyHash, Parsed},
+    limit::{Denied, Judge, Limit, has_slot},
+    owners::Numbers,
+};
 pub use self::{
+    account::{Account, Crossed, Held},
     estimate::{Estimate, unclear},
     file::{TenantTable, hex, key_hash},
     salt::{keep_apart, rewritten},
@@ -36,17 +46,12 @@ pub use self::{
     totals::TenantTotals,
     visit::{Used, Visit},
 };
-use self::{
-    file::{KeyHash, Parsed},
-    limit::{Denied, Judge, Limit, has_slot},
-    owners::Numbers,
-};
 use crate::{
     access::oidc::Oidc,
-    clock::Clock,
+    clock::{self, Clock},
     config::{ConfigError, TenantRules},
     error::Error,
-    ledger::{KeyId, Tokens},
+    ledger::{KeyId, Ledger, Tokens},
     machine::descriptors,
     metrics::TenantMetrics,
     party::Party,
@@ -67,19 +72,30 @@ pub struct Tenants {
     salt_key: HashKey,
     clock: Clock,
     counted: TenantMetrics,
-    /// By what limits hold over several gateways; `None`: over this one.
-    shared: Option<Arc<SharedLimits>>,
-    /// Judges tokens in place of keys; `None`: none are good.
-    oidc: Option<Arc<Oidc>>,
+    beside: Beside,
+    watched: Watched,
     /// When the file had changed at the last look.
     seen: Mutex<Option<SystemTime>>,
     current: RwLock<Known>,
+}
+
+/// By what tenants are known and held, beside the file of them.
+#[derive(Debug, Clone, Default)]
+pub struct Beside {
+    /// By what limits hold over several gateways; `None`: over this one.
+    pub shared: Option<Arc<SharedLimits>>,
+    /// Judges tokens in place of keys; `None`: none are good.
+    pub oidc: Option<Arc<Oidc>>,
+    /// What has been used before of budgets; `None`: there can be none.
+    pub ledger: Option<Arc<Ledger>>,
 }
 
 #[derive(Debug, Default)]
 struct Known {
     by_name: HashMap<String, Arc<Tenant>>,
     by_key: HashMap<KeyHash, Arc<Tenant>>,
+    /// By the name of their tenant, where usage is kept. They outlive other limits and other rules.
+    accounts: HashMap<String, Arc<Account>>,
 }
 
 /// One tenant and what is left of its limits.
@@ -94,7 +110,7 @@ pub struct Tenant {
     salt: Option<String>,
     /// By what it may steer engines.
     steering: Arc<Steering>,
-    budget: Mutex<Budget>,
+    left: Mutex<Left>,
     /// What it has of the gateway's places.
     party: Party,
     clock: Clock,
@@ -103,16 +119,22 @@ pub struct Tenant {
     tokens: OnceLock<[IntCounter; 3]>,
     /// By what its limits hold over several gateways, and its number there.
     shared: Option<(Arc<SharedLimits>, u64)>,
+    /// What it has used of its budgets; `None`: it can have none.
+    account: Option<Arc<Account>>,
 }
 
 #[derive(Debug)]
-struct Budget {
+struct Left {
     in_flight: usize,
     /// Of a limit on requests in flight that several gateways keep together.
     slots: Option<Slots>,
     /// Its limits are among those of which the store is asked; and at once.
     listed: bool,
     hurries: bool,
+    /// When something of them was last used, where the store is asked of them.
+    used_at: Duration,
+    /// What the store was last asked of its budgets.
+    asked: Vec<AskedBudget>,
     /// Tokens of answers that no share of the waiting room has been charged for yet.
     owed: f64,
     /// Prompt tokens of its answers so far.
@@ -133,7 +155,7 @@ pub struct Refused {
 /// Whether the file of tenants can be used, and what they may steer engines by.
 pub fn check(path: Option<&Path>, rules: &TenantRules) -> Result<(), ConfigError> {
     Steering::allowing(&rules.steering)?;
-    path.map(file::read).transpose().map(drop)
+    path.map(|path| file::read(path, rules.budgets)).transpose().map(drop)
 }
 
 impl Tenants {
@@ -144,13 +166,15 @@ impl Tenants {
         salt_key: HashKey,
         clock: Clock,
         counted: TenantMetrics,
-        (shared, oidc): (Option<Arc<SharedLimits>>, Option<Arc<Oidc>>),
+        beside: Beside,
     ) -> Result<Arc<Self>, ConfigError> {
         let seen = Mutex::new(changed_at(&path));
-        let parsed = file::read(&path)?;
+        let parsed = file::read(&path, rules.budgets)?;
         let steering = Arc::new(Steering::allowing(&rules.steering)?);
         let current = RwLock::default();
-        let tenants = Self { path, rules, steering, salt_key, clock, counted, shared, oidc, seen, current };
+        let watched = Watched::default();
+        let tenants =
+            Self { path, rules, steering, salt_key, clock, counted, beside, watched, seen, current };
         tenants.take_over(parsed);
         Ok(Arc::new(tenants))
     }
@@ -159,34 +183,37 @@ impl Tenants {
     /// the rule is the same.
     pub fn moved(&self, path: PathBuf, rules: TenantRules) -> Result<Arc<Self>, ConfigError> {
         let seen = Mutex::new(changed_at(&path));
-        let parsed = file::read(&path)?;
-        let mut known = Known::default();
+        let parsed = file::read(&path, rules.budgets)?;
+        let mut known = Known { accounts: self.current.read().accounts.clone(), ..Known::default() };
         if rules == self.rules {
             known.by_name.clone_from(&self.current.read().by_name);
         }
         let steering = Arc::new(Steering::allowing(&rules.steering)?);
         let (salt_key, clock, counted) = (self.salt_key, self.clock, self.counted.clone());
-        let (shared, oidc, current) = (self.shared.clone(), self.oidc.clone(), RwLock::new(known));
-        let moved = Self { path, rules, steering, salt_key, clock, counted, shared, oidc, seen, current };
+        let (beside, watched) = (self.beside.clone(), Watched::default());
+        let current = RwLock::new(known);
+        let moved = Self { path, rules, steering, salt_key, clock, counted, beside, watched, seen, current };
         moved.take_over(parsed);
         Ok(Arc::new(moved))
     }
 
     /// Whose key a request carries; the key is taken out of it. Where limits hold over several gateways,
-    /// [`Tenants::admit_shared`] does that.
-    pub fn admit(&self, headers: &mut HeaderMap) -> Result<Visit, Refused> {
+    /// [`Tenants::admit_shared`] does that. `computes`: it may make a worker compute.
+    pub fn admit(&self, headers: &mut HeaderMap, computes: bool) -> Result<Visit, Refused> {
         let (tenant, key) = self.known(headers)?;
-        let entered = tenant.enter(Judge::Store).map_err(|denied| match denied {
-            Denied::Over(error) => error,
-            // No store is asked here.
-            Denied::Ask => Error::Internal,
+        let entered = tenant.has_budget_left(computes).and_then(|()| {
+            tenant.enter(Judge::Store).map_err(|denied| match denied {
+                Denied::Over(error) => error,
+                // No store is asked here.
+                Denied::Ask => Error::Internal,
+            })
         });
         self.admitted((tenant, key), entered)
     }
 
     /// By what limits hold over several gateways, if they do.
     pub fn shared(&self) -> Option<&Arc<SharedLimits>> {
-        self.shared.as_ref()
+        self.beside.shared.as_ref()
     }
 
     /// As [`Tenants::admit`], of limits that hold over several gateways: where nothing of them is here the
@@ -195,9 +222,13 @@ impl Tenants {
         &self,
         shared: &SharedLimits,
         headers: &mut HeaderMap,
+        computes: bool,
     ) -> Result<Visit, Refused> {
         let (tenant, key) = self.known(headers)?;
-        let entered = shared.ask(&tenant, |judge| tenant.enter(judge)).await;
+        let entered = match tenant.has_budget_left(computes) {
+            Ok(()) => shared.ask(&tenant, |judge| tenant.enter(judge)).await,
+            over => over,
+        };
         self.admitted((tenant, key), entered)
     }
 
@@ -230,7 +261,7 @@ impl Tenants {
         if let Some(tenant) = self.current.read().by_key.get(&hash) {
             return Ok((Arc::clone(tenant), KeyId::of(&hash)));
         }
-        let oidc = self.oidc.as_ref().filter(|_| Oidc::may_be_one(key)).ok_or(Error::BadKey)?;
+        let oidc = self.beside.oidc.as_ref().filter(|_| Oidc::may_be_one(key)).ok_or(Error::BadKey)?;
         let holder = oidc.judge(key, &hash)?;
         let current = self.current.read();
         let named = holder.names.iter().find_map(|name| current.by_name.get(name));
@@ -247,6 +278,13 @@ impl Tenants {
         let mut current = self.current.write();
         let now = self.clock.now();
         let known = |table: &TenantTable| current.by_name.get(&table.name).map(|known| known.owner);
+        let accounts: HashMap<String, Arc<Account>> = match &self.beside.ledger {
+            Some(ledger) => {
+                let of = |table| self.account(table, &current, ledger);
+                parsed.tenants.iter().map(of).collect()
+            }
+            None => HashMap::new(),
+        };
         let mut numbers = Numbers::kept(parsed.tenants.iter().filter_map(known));
         let tenant = |table: TenantTable| match current.by_name.get(&table.name) {
             // What it has used of its limits stays used, unless they are others now.
@@ -254,14 +292,15 @@ impl Tenants {
             _ => Arc::new(Tenant {
                 steering: Arc::clone(&self.steering),
                 salt: self.rules.isolate.then(|| salt::salt_of(self.salt_key, &table.name)),
-                budget: Mutex::new(Budget::of(&table, self.shared.is_some(), now)),
-                shared: self.shared.as_ref().map(|shared| (Arc::clone(shared), shared.number())),
+                left: Mutex::new(Left::of(&table, self.beside.shared.is_some(), now)),
+                shared: self.beside.shared.as_ref().map(|shared| (Arc::clone(shared), shared.number())),
                 party: Party::default(),
                 clock: self.clock,
                 counted: self.counted.clone(),
                 tokens: OnceLock::new(),
                 number: file::number_of(&table.name),
                 owner: known(&table).unwrap_or_else(|| numbers.give(&table.name)),
+                account: accounts.get(&table.name).cloned(),
                 table,
             }),
         };
@@ -269,7 +308,17 @@ impl Tenants {
         *current = Known {
             by_key: parsed.of_key.into_iter().map(|(key, i)| (key, Arc::clone(&tenants[i]))).collect(),
             by_name: tenants.iter().map(|tenant| (tenant.name().to_owned(), Arc::clone(tenant))).collect(),
+            accounts,
         };
+    }
+
+    /// A tenant's name, and what it has used of its budgets, which are the table's from now on.
+    fn account(&self, table: &TenantTable, current: &Known, ledger: &Ledger) -> (String, Arc<Account>) {
+        let known = current.accounts.get(&table.name).cloned();
+        let account = known.unwrap_or_else(|| Account::new(&table.name, self.counted.clone(), ledger.id()));
+        let crossed = account.allow(table.budget.as_ref(), clock::unix_seconds() as u64);
+        account.tell(&crossed);
+        (table.name.clone(), account)
     }
 
     /// Reads the file again if it has changed since the last look. One that is wrong changes nothing but the
@@ -283,7 +332,7 @@ impl Tenants {
         if std::mem::replace(&mut *self.seen.lock(), now) == now {
             return;
         }
-        match file::read(&self.path) {
+        match file::read(&self.path, self.rules.budgets) {
             Ok(parsed) => {
                 let count = parsed.tenants.len();
                 self.take_over(parsed);
@@ -321,15 +370,33 @@ impl Tenant {
         }
     }
 
+    /// One of its requests is refused that was let in.
+    fn refuses(&self, error: &Error) {
+        self.counted.requests.with_label_values(&[self.name(), error.code()]).inc();
+    }
+
+    /// What it has used of its budgets, where it has any.
+    fn account(&self) -> Option<&Arc<Account>> {
+        self.account.as_ref().filter(|account| account.has_budget())
+    }
+
+    /// Whether its budgets have something left for a request. `computes`: others need nothing of them.
+    fn has_budget_left(&self, computes: bool) -> Result<(), Error> {
+        match self.account().filter(|_| computes) {
+            Some(account) => account.may_begin(clock::unix_seconds() as u64),
+            None => Ok(()),
+        }
+    }
+
     fn enter(self: &Arc<Self>, judge: Judge) -> Result<(), Denied> {
         let now = self.clock.now();
-        let budget = &mut *self.budget.lock();
-        self.is_used(budget);
+        let left = &mut *self.left.lock();
+        self.is_used(left);
         let over_in_flight =
             |retry_after| Error::TenantLimit { limit: "requests in flight (max_in_flight)", retry_after };
-        let slots = match &mut budget.slots {
-            Some(slots) => has_slot(slots, budget.in_flight, judge, now),
-            None if self.table.max_in_flight.is_some_and(|max| budget.in_flight >= max) => {
+        let slots = match &mut left.slots {
+            Some(slots) => has_slot(slots, left.in_flight, judge, now),
+            None if self.table.max_in_flight.is_some_and(|max| left.in_flight >= max) => {
                 return Err(Denied::Over(over_in_flight(Duration::from_secs(1))));
             }
             None => Ok(()),
@@ -339,21 +406,21 @@ impl Tenant {
             return slots;
         }
         // What it takes is reserved once its body is here: that of a request which cannot begin is not read.
-        let tokens = budget.tokens.as_mut().map_or(Ok(()), |tokens| tokens.has_one(1.0, judge, now));
+        let tokens = left.tokens.as_mut().map_or(Ok(()), |tokens| tokens.has_one(1.0, judge, now));
         let tokens = tokens.map_err(|dry| Denied::of(dry, over_tokens));
         if let Err(Denied::Over(_)) = &tokens {
             return tokens;
         }
         // So that the store is asked of all of them at once.
-        if let (Some(Limit::Shared(_)), true) = (&budget.requests, slots.is_err() || tokens.is_err()) {
-            let requests = budget.requests.as_mut().map_or(Ok(()), |limit| limit.has_one(1.0, judge, now));
+        if let (Some(Limit::Shared(_)), true) = (&left.requests, slots.is_err() || tokens.is_err()) {
+            let requests = left.requests.as_mut().map_or(Ok(()), |limit| limit.has_one(1.0, judge, now));
             requests.map_err(|dry| Denied::of(dry, over_requests))?;
         }
         slots.and(tokens)?;
-        let requests = budget.requests.as_mut().map_or(Ok(()), |limit| limit.reserve(1.0, judge, now));
+        let requests = left.requests.as_mut().map_or(Ok(()), |limit| limit.reserve(1.0, judge, now));
         requests.map_err(|dry| Denied::of(dry, over_requests))?;
-        budget.in_flight += 1;
-        budget.slots.iter_mut().for_each(|slots| slots.begins(now));
+        left.in_flight += 1;
+        left.slots.iter_mut().for_each(|slots| slots.begins(now));
         Ok(())
     }
 
@@ -368,7 +435,7 @@ impl Tenant {
     }
 }
 
-impl Budget {
+impl Left {
     fn of(table: &TenantTable, is_shared: bool, now: Duration) -> Self {
         let limit = |limit: Option<f64>| limit.map(|limit| Limit::per_minute(limit, is_shared, now));
         Self {
@@ -376,6 +443,8 @@ impl Budget {
             slots: table.max_in_flight.filter(|_| is_shared).map(|most| Slots::at_most(most, now)),
             listed: false,
             hurries: false,
+            used_at: now,
+            asked: Vec::new(),
             owed: 0.0,
             prompt_tokens: 0,
             requests: limit(table.requests_per_minute),

@@ -12,12 +12,13 @@ use crate::limits::CORS_MAX_AGE;
 
 /// What of an answer a page may read unless it is told otherwise: the gateway's own names, and those of
 /// limits.
-const EXPOSED: [&str; 19] = [
+const EXPOSED: [&str; 20] = [
     names::REQUEST_ID,
     names::ANTHROPIC_REQUEST_ID,
     names::WORKER,
     names::REASON,
     names::MATCHED_TOKENS,
+    names::BUDGET_LEFT,
     "retry-after",
     "retry-after-ms",
     "x-ratelimit-limit-requests",

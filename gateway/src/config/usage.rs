@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::ConfigError;
+use super::{ConfigError, PriceTable, Prices};
 use crate::limits;
 
 /// `[usage]`: where it is kept who has used how much.
@@ -21,6 +21,10 @@ pub struct UsageFile {
     pub max_series: Option<usize>,
     /// Name of this gateway in what `/usage` answers (HOSTNAME, else `keyway`).
     pub instance: Option<String>,
+    /// What prices are in: one word, such as `EUR`; needed where there are prices.
+    pub currency: Option<String>,
+    /// What tokens cost, by model.
+    pub price: Vec<PriceTable>,
 }
 
 /// `[usage]`, validated; made only where a file is named.
@@ -34,13 +38,22 @@ pub struct UsageConfig {
     pub max_series: usize,
     /// Name of this gateway in answers.
     pub instance: String,
+    /// What tokens cost; `None`: nobody has said it.
+    pub prices: Option<Prices>,
 }
 
 impl UsageFile {
     /// What follows from it; `None`: nothing is kept.
     pub fn validated(&self) -> Result<Option<UsageConfig>, ConfigError> {
-        let Some(file) = self.file.clone() else { return Ok(None) };
         let wrong = |why: &str| ConfigError(format!("usage.{why}"));
+        let Some(file) = self.file.clone() else {
+            let kept = if self.price.is_empty() {
+                Ok(None)
+            } else {
+                Err("file must be named where there are prices")
+            };
+            return kept.map_err(wrong);
+        };
         let keep_days = self.keep_days.unwrap_or(limits::USAGE_KEEP_DAYS);
         if keep_days == 0 {
             return Err(wrong("keep_days must be above 0"));
@@ -51,7 +64,8 @@ impl UsageFile {
         }
         let own = || std::env::var("HOSTNAME").ok().filter(|name| !name.is_empty());
         let instance = self.instance.clone().or_else(own).unwrap_or_else(|| "keyway".to_owned());
-        Ok(Some(UsageConfig { file, keep_days, max_series, instance }))
+        let prices = Prices::of(&self.price, self.currency.as_deref())?;
+        Ok(Some(UsageConfig { file, keep_days, max_series, instance, prices }))
     }
 }
 
@@ -66,6 +80,7 @@ mod tests {
             keep_days,
             max_series,
             instance: Some("a".to_owned()),
+            ..UsageFile::default()
         };
         let good = of(None, None).validated().unwrap().unwrap();
         assert_eq!((good.keep_days, good.max_series, &*good.instance), (400, 10_000, "a"));
@@ -73,5 +88,8 @@ mod tests {
             assert!(wrong.validated().unwrap_err().to_string().contains(word));
         }
         assert_eq!(UsageFile::default().validated().unwrap(), None);
+        let price = "[[price]]\nmodel = \"*\"\nprompt_per_million = 1\ngenerated_per_million = 2";
+        let no_file: UsageFile = toml::from_str(price).unwrap();
+        assert!(no_file.validated().unwrap_err().to_string().contains("usage.file"));
     }
 }

@@ -243,10 +243,11 @@ where
 {
     let Asking { request, record, serving, .. } = &mut *asking;
     if let Some(tenants) = serving.tenants.as_ref().filter(|_| request.uri().path() != "/health") {
+        let computes = record.as_ref().is_some_and(|record| record.computes());
         let admitted = match tenants.shared() {
-            None => tenants.admit(request.headers_mut()),
+            None => tenants.admit(request.headers_mut(), computes),
             // In a box: few gateways have a store.
-            Some(shared) => Box::pin(tenants.admit_shared(shared, request.headers_mut())).await,
+            Some(shared) => Box::pin(tenants.admit_shared(shared, request.headers_mut(), computes)).await,
         };
         match (admitted, record) {
             (Ok(visit), Some(record)) => record.tenant(Arc::new(visit)),

@@ -2,6 +2,8 @@
 
 use std::{fmt, time::Duration};
 
+use keyway_core::Money;
+
 /// How a request ended, for accounts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BilledEnd {
@@ -53,11 +55,11 @@ impl Tokens {
 
 /// The sums of a row.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts([u64; Counts::NAMES.len()]);
+pub struct Counts([u64; Counts::SUMS]);
 
 impl Counts {
     /// Names of the sums, as answers have them. What is in the file goes by their order: new ones come last.
-    pub const NAMES: [&str; 15] = [
+    pub const NAMES: [&str; 16] = [
         "requests",
         "completed",
         "cancelled",
@@ -73,9 +75,18 @@ impl Counts {
         "estimated_generated_tokens",
         "ttft_count",
         "ttft_us_sum",
+        "unpriced_tokens",
     ];
 
-    /// Those of one request. `estimated`: the part of its tokens that no worker has reported.
+    /// Those, and last the cost in nano-units.
+    const SUMS: usize = Self::NAMES.len() + 1;
+    const PROMPT: usize = 7;
+    const GENERATED: usize = 9;
+    const UNPRICED: usize = Self::SUMS - 2;
+    const COST: usize = Self::SUMS - 1;
+
+    /// Those of one request, which has no price. `estimated`: the part of its tokens that no worker has
+    /// reported.
     pub fn of(end: BilledEnd, tokens: Tokens, estimated: Tokens, ttft: Option<Duration>) -> Self {
         let is = |other: BilledEnd| u64::from(end == other);
         let micros = ttft.map_or(0, |ttft| u64::try_from(ttft.as_micros()).unwrap_or(u64::MAX));
@@ -95,7 +106,16 @@ impl Counts {
             estimated.generated,
             u64::from(ttft.is_some()),
             micros,
+            tokens.total(),
+            0,
         ])
+    }
+
+    /// Those of a request that costs so much.
+    #[must_use]
+    pub fn priced(mut self, cost: Money) -> Self {
+        (self.0[Self::UNPRICED], self.0[Self::COST]) = (0, cost.nanos());
+        self
     }
 
     /// Adds another row's.
@@ -110,7 +130,17 @@ impl Counts {
         self.0[0]
     }
 
-    /// Name and sum of each.
+    /// All tokens of prompts and answers.
+    pub fn tokens(&self) -> u64 {
+        self.0[Self::PROMPT].saturating_add(self.0[Self::GENERATED])
+    }
+
+    /// What they cost, but for `unpriced_tokens`.
+    pub fn cost(&self) -> Money {
+        Money::of_nanos(self.0[Self::COST])
+    }
+
+    /// Name and sum of each; not what they cost.
     pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
         Self::NAMES.into_iter().zip(self.0)
     }
@@ -120,11 +150,14 @@ impl Counts {
         self.0.iter().flat_map(|sum| sum.to_le_bytes()).collect()
     }
 
-    /// Out of the file; sums that an older version did not know are 0.
+    /// Out of the file; sums that an older version did not know are 0, and tokens had no prices then.
     pub(super) fn from_bytes(bytes: &[u8]) -> Self {
         let mut counts = Self::default();
         for (sum, bytes) in counts.0.iter_mut().zip(bytes.as_chunks::<8>().0) {
             *sum = u64::from_le_bytes(*bytes);
+        }
+        if bytes.len() <= 8 * Self::UNPRICED {
+            counts.0[Self::UNPRICED] = counts.tokens();
         }
         counts
     }
@@ -220,10 +253,17 @@ mod tests {
         let tokens = Tokens { prompt: 7, cached: 3, generated: 2 };
         let counts =
             Counts::of(BilledEnd::Completed, tokens, Tokens::default(), Some(Duration::from_millis(5)));
+        let named = |name: &str| Counts::NAMES.iter().position(|other| *other == name).unwrap();
+        assert_eq!((named("prompt_tokens"), named("generated_tokens")), (Counts::PROMPT, Counts::GENERATED));
+        assert_eq!(named("unpriced_tokens"), Counts::UNPRICED);
+        let counts = counts.priced(Money::of_nanos(77));
         let bytes = counts.to_bytes();
-        assert_eq!(Counts::from_bytes(&bytes), counts);
+        assert_eq!((Counts::from_bytes(&bytes), counts.cost().nanos(), counts.tokens()), (counts, 77, 9));
         let older = Counts::from_bytes(&bytes[..8 * 10]);
         assert_eq!((older.0[9], older.0[14]), (2, 0));
+        // Before there were prices, nothing had one.
+        let unpriced = Counts::from_bytes(&bytes[..8 * 15]);
+        assert_eq!((unpriced.0[Counts::UNPRICED], unpriced.cost().nanos()), (9, 0));
         let newer = [&bytes[..], &[1; 8]].concat();
         assert_eq!(Counts::from_bytes(&newer), counts);
     }
@@ -231,7 +271,7 @@ mod tests {
     proptest! {
         /// In whatever order and grouping rows are added, the sums are the same.
         #[test]
-        fn sums_do_not_depend_on_the_order(rows in prop::collection::vec(prop::array::uniform15(0..u64::MAX / 64), 1..32), cut in any::<prop::sample::Index>()) {
+        fn sums_do_not_depend_on_the_order(rows in prop::collection::vec(prop::array::uniform17(0..u64::MAX / 64), 1..32), cut in any::<prop::sample::Index>()) {
             let rows: Vec<Counts> = rows.into_iter().map(Counts).collect();
             let sum = |rows: &mut dyn Iterator<Item = &Counts>| {
                 let mut sum = Counts::default();

@@ -1,6 +1,8 @@
 //! What an operator asks of the rows: for which time, by which pieces of it, for whom, and told apart by
 //! what.
 
+use std::ops::Range;
+
 use http::{HeaderMap, header::ACCEPT};
 use k8s_openapi::jiff::{Timestamp, civil::Date, tz::Offset};
 
@@ -18,11 +20,14 @@ pub enum Format {
     Csv,
 }
 
-/// Pieces of time that rows are added up by.
+/// Pieces of time that rows are added up by, in UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum By {
+pub enum By {
+    /// From a whole hour on.
     Hour,
+    /// From midnight to midnight.
     Day,
+    /// From midnight of its first day on.
     Month,
 }
 
@@ -176,6 +181,18 @@ impl By {
         }
     }
 
+    /// The piece of time that this second is in: from its first second to the next one's.
+    pub fn time(self, at: u64) -> Range<u64> {
+        let start = self.start(at);
+        let end = match self {
+            Self::Hour => start + 3_600,
+            Self::Day => start + DAY_S,
+            // No month has more days.
+            Self::Month => start_of_month(start + 31 * DAY_S),
+        };
+        start..end
+    }
+
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Hour => "hour",
@@ -248,6 +265,23 @@ mod tests {
         }
     }
 
+    #[test]
+    fn months_have_the_days_of_the_calendar() {
+        let at = |text: &str| text.parse::<Timestamp>().unwrap().as_second() as u64;
+        for (day, end) in [
+            ("2026-02-28T23:59:59Z", "2026-03-01T00:00:00Z"),
+            ("2028-02-28T23:59:59Z", "2028-03-01T00:00:00Z"),
+            ("2028-02-29T00:00:00Z", "2028-03-01T00:00:00Z"),
+            ("2100-02-28T12:00:00Z", "2100-03-01T00:00:00Z"),
+            ("2026-04-30T23:59:59Z", "2026-05-01T00:00:00Z"),
+            ("2026-12-31T23:59:59Z", "2027-01-01T00:00:00Z"),
+            ("2027-01-01T00:00:00Z", "2027-02-01T00:00:00Z"),
+        ] {
+            assert_eq!(By::Month.time(at(day)).end, at(end), "{day}");
+        }
+        assert_eq!(By::Day.time(at("2028-02-28T23:59:59Z")).end, at("2028-02-29T00:00:00Z"));
+    }
+
     proptest! {
         /// Pieces of time begin at or before what is in them, and are what they begin with.
         #[test]
@@ -255,6 +289,16 @@ mod tests {
             for by in [By::Hour, By::Day, By::Month] {
                 let start = by.start(at);
                 prop_assert!(start <= at && at - start < 31 * DAY_S && by.start(start) == start);
+            }
+        }
+
+        /// A piece of time ends where the next one begins.
+        #[test]
+        fn a_piece_of_time_has_one_end(at in 0..4_000_000_000_u64) {
+            for by in [By::Hour, By::Day, By::Month] {
+                let time = by.time(at);
+                prop_assert!(time.contains(&at) && by.start(time.end) == time.end);
+                prop_assert_eq!(by.start(time.end - 1), time.start);
             }
         }
 

@@ -12,12 +12,14 @@ use crate::{error::Error, limits::USAGE_ANSWER_ROWS};
 #[derive(Debug)]
 pub(super) struct Report<'a> {
     question: &'a UsageQuestion,
+    /// What costs are in; `None`: there are no prices.
+    currency: Option<&'a str>,
     rows: BTreeMap<(u64, [String; 3]), Counts>,
 }
 
 impl<'a> Report<'a> {
-    pub(super) fn new(question: &'a UsageQuestion) -> Self {
-        Self { question, rows: BTreeMap::new() }
+    pub(super) fn new(question: &'a UsageQuestion, currency: Option<&'a str>) -> Self {
+        Self { question, currency, rows: BTreeMap::new() }
     }
 
     /// Adds a row that begins then, in seconds since 1970, if it is asked for.
@@ -69,13 +71,20 @@ impl<'a> Report<'a> {
                 row.insert(name.to_owned(), whose[at].as_str().into());
             }
             row.extend(counts.named().map(|(name, sum)| (name.to_owned(), sum.into())));
+            if self.currency.is_some() {
+                // As text: readers of JSON round numbers.
+                row.insert("cost".to_owned(), counts.cost().to_string().into());
+            }
             Value::Object(row)
         };
         let rows: Vec<Value> = self.rows.iter().map(row).collect();
         let UsageQuestion { by, from, to, .. } = *self.question;
-        let answer = json!({
+        let mut answer = json!({
             "instance": instance, "by": by.as_str(), "from": time(from), "to": time(to), "rows": rows,
         });
+        if let Some(currency) = self.currency {
+            answer["currency"] = currency.into();
+        }
         let mut bytes = serde_json::to_vec(&answer).unwrap_or_default();
         bytes.push(b'\n');
         bytes
@@ -83,7 +92,9 @@ impl<'a> Report<'a> {
 
     fn csv(&self, instance: &str) -> Vec<u8> {
         let named = self.names().map(|(_, name)| name);
-        let head: Vec<&str> = ["start", "instance"].into_iter().chain(named).chain(Counts::NAMES).collect();
+        let money = self.currency.iter().flat_map(|_| ["cost", "currency"]);
+        let head = ["start", "instance"].into_iter().chain(named).chain(Counts::NAMES).chain(money);
+        let head: Vec<&str> = head.collect();
         let mut text = head.join(",") + "\r\n";
         for ((start, whose), counts) in &self.rows {
             text += &time(*start);
@@ -95,6 +106,9 @@ impl<'a> Report<'a> {
             for (_, sum) in counts.named() {
                 text.push(',');
                 text += &sum.to_string();
+            }
+            if let Some(currency) = self.currency {
+                text += &["", &counts.cost().to_string(), currency].join(",");
             }
             text += "\r\n";
         }
@@ -118,6 +132,7 @@ fn field(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use http::HeaderMap;
+    use keyway_core::Money;
 
     use super::*;
     use crate::ledger::{BilledEnd, Tokens};
@@ -127,7 +142,7 @@ mod tests {
 
     fn report(query: &str, rows: &[(u64, &str, &str, &str)]) -> Result<String, Error> {
         let question = UsageQuestion::read(query, &HeaderMap::new(), NOW).unwrap();
-        let mut report = Report::new(&question);
+        let mut report = Report::new(&question, None);
         for (at, tenant, key, model) in rows {
             let tokens = Tokens { prompt: 10, cached: 4, generated: 3 };
             let estimated = Tokens { generated: 1, ..Tokens::default() };
@@ -172,9 +187,39 @@ mod tests {
         let text = report("format=csv&group=tenant,key", &[(NOW, "a, \"b\"", "=k", "m")]).unwrap();
         let names = Counts::NAMES.join(",");
         let want = format!(
-            "start,instance,tenant,key,{names}\r\n2026-11-29T00:00:00Z,gw-1,\"a, \"\"b\"\"\",'=k,1,1,0,0,0,0,0,10,4,3,1,0,1,0,0\r\n"
+            "start,instance,tenant,key,{names}\r\n2026-11-29T00:00:00Z,gw-1,\"a, \"\"b\"\"\",'=k,1,1,0,0,0,0,0,10,4,3,1,0,1,0,0,13\r\n"
         );
         assert_eq!(text, want);
+    }
+
+    #[test]
+    fn costs_are_shown_to_the_last_digit() {
+        let counts = Counts::of(
+            BilledEnd::Completed,
+            Tokens { prompt: 9, ..Tokens::default() },
+            Tokens::default(),
+            None,
+        );
+        let told = |query: &str| {
+            let question = UsageQuestion::read(query, &HeaderMap::new(), NOW).unwrap();
+            let mut report = Report::new(&question, Some("EUR"));
+            for cost in [Some(12_500_000_001), Some(2), None] {
+                let counts = cost.map_or(counts, |cost| counts.priced(Money::of_nanos(cost)));
+                report.add(NOW, &Row { tenant: "a", key: "k", model: "m" }, &counts).unwrap();
+            }
+            String::from_utf8(report.write("gw-1")).unwrap()
+        };
+        let answer: Value = serde_json::from_str(&told("")).unwrap();
+        assert_eq!(answer["currency"], "EUR");
+        assert_eq!(
+            (&answer["rows"][0]["cost"], &answer["rows"][0]["unpriced_tokens"]),
+            (&"12.500000003".into(), &9.into())
+        );
+        let table = told("format=csv");
+        assert!(
+            table.contains(",unpriced_tokens,cost,currency\r\n")
+                && table.ends_with(",9,12.500000003,EUR\r\n")
+        );
     }
 
     #[test]

@@ -21,6 +21,12 @@ const DAYS: TableDefinition<At, &[u8]> = TableDefinition::new("days");
 /// The number of the last write.
 const LAST: TableDefinition<(), u64> = TableDefinition::new("last_write");
 
+/// What costs in the file are in.
+const CURRENCY: TableDefinition<(), &str> = TableDefinition::new("currency");
+
+/// A number that no other file has.
+const ID: TableDefinition<(), u64> = TableDefinition::new("id");
+
 /// Seconds of an hour and of a day.
 const UNITS_S: [u64; 2] = [3_600, 86_400];
 
@@ -30,6 +36,14 @@ pub(super) enum StoreError {
     /// Another process has it.
     #[error("another process has it open")]
     Held,
+    /// What was paid in one currency cannot be added to what is paid in another.
+    #[error("its costs are in {has}, and usage.currency is {wanted}: name another file for it")]
+    Currency {
+        /// What costs in the file are in.
+        has: String,
+        /// What they would be in.
+        wanted: String,
+    },
     /// In the words of the system or of the database.
     #[error("{0}")]
     Unusable(String),
@@ -60,19 +74,55 @@ impl Store {
         let opened = panics::stopped(open);
         let damaged = || StoreError::Unusable("it is damaged".to_owned());
         match opened.ok_or_else(damaged)? {
-            Ok(database) => Ok(Self(database)),
+            Ok(database) => {
+                let store = Self(database);
+                config.prices.as_ref().map_or(Ok(()), |prices| store.keeps(&prices.currency))?;
+                Ok(store)
+            }
             Err(DatabaseError::DatabaseAlreadyOpen) => Err(StoreError::Held),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Costs are in this currency from now on, or were before.
+    fn keeps(&self, currency: &str) -> Result<(), StoreError> {
+        let transaction = self.0.begin_write()?;
+        {
+            let mut table = transaction.open_table(CURRENCY)?;
+            let has = table.get(())?.map(|has| has.value().to_owned());
+            match has {
+                Some(has) if has == currency => {}
+                Some(has) => return Err(StoreError::Currency { has, wanted: currency.to_owned() }),
+                None => {
+                    table.insert((), currency)?;
+                }
+            }
+        }
+        Ok(transaction.commit()?)
+    }
+
+    /// A number that tells it from other gateways' files; drawn once.
+    pub(super) fn id(&self) -> Result<u64, StoreError> {
+        if let Some(id) = self.numbered(ID)? {
+            return Ok(id);
+        }
+        let (id, transaction) = (fastrand::u64(1..), self.0.begin_write()?);
+        transaction.open_table(ID)?.insert((), id)?;
+        transaction.commit()?;
+        Ok(id)
+    }
+
+    fn numbered(&self, table: TableDefinition<(), u64>) -> Result<Option<u64>, StoreError> {
+        match self.0.begin_read()?.open_table(table) {
+            Ok(table) => Ok(table.get(())?.map(|number| number.value())),
+            Err(TableError::TableDoesNotExist(_)) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
     /// Whether this write was the last that arrived.
     pub(super) fn has(&self, write: u64) -> Result<bool, StoreError> {
-        match self.0.begin_read()?.open_table(LAST) {
-            Ok(table) => Ok(table.get(())?.is_some_and(|last| last.value() == write)),
-            Err(TableError::TableDoesNotExist(_)) => Ok(false),
-            Err(error) => Err(error.into()),
-        }
+        Ok(self.numbered(LAST)? == Some(write))
     }
 
     /// Adds rows, all or none.

@@ -6,18 +6,25 @@ use http::HeaderMap;
 use serde_json::Value;
 
 use super::*;
-use crate::metrics::Metrics;
+use crate::{config::UsageFile, metrics::Metrics};
 
 fn ledger(file: &Path) -> Arc<Ledger> {
-    let config =
-        UsageConfig { file: file.to_owned(), keep_days: 400, max_series: 100, instance: "gw".to_owned() };
-    Ledger::new(config, Metrics::new().unwrap().usage)
+    Ledger::new(config(file, "EUR"), Metrics::new().unwrap().usage)
+}
+
+fn config(file: &Path, currency: &str) -> UsageConfig {
+    let price = "[[price]]\nmodel = \"m\"\nprompt_per_million = 2\ngenerated_per_million = 5";
+    let usage: UsageFile =
+        toml::from_str(&format!("currency = {currency:?}\nmax_series = 100\nfile = {file:?}\n{price}"))
+            .unwrap();
+    UsageConfig { instance: "gw".to_owned(), ..usage.validated().unwrap().unwrap() }
 }
 
 fn enter(ledger: &Ledger, prompt: u64) {
     let tokens = Tokens { prompt, cached: 0, generated: 1 };
     let counts = Counts::of(BilledEnd::Completed, tokens, Tokens::default(), None);
-    ledger.enter(Series::new(Some(("a", KeyId::of(&[7; 32]))), "m"), &counts);
+    let cost = ledger.cost("m", tokens).unwrap();
+    ledger.enter(Series::new(Some(("a", KeyId::of(&[7; 32]))), "m"), &counts.priced(cost), || {});
 }
 
 /// Requests and prompt tokens of all that is known.
@@ -131,4 +138,50 @@ fn a_write_that_failed_counts_once_whether_it_arrived_or_not() {
         assert_eq!((sums(&ledger), ledger.metrics.unwritten.get()), ((all, all), 0));
         ledger.book.lock().store = None;
     }
+}
+
+#[tokio::test]
+async fn what_a_tenant_has_used_is_known_of_the_day_and_month() {
+    let folder = tempfile::tempdir().unwrap();
+    let ledger = ledger(&folder.path().join("usage"));
+    let now = clock::unix_seconds() as u64;
+    let asked = std::cell::Cell::new(0);
+    assert!(ledger.sums(now, || asked.set(1)).is_err() && asked.get() == 0, "no file is open");
+    ledger.open(false).unwrap();
+    // Rows of the time before the month, of the month before today, and of today; more of that in memory.
+    let (day, month) = (By::Day.time(now).start, By::Month.time(now).start);
+    let counts = |prompt| {
+        let tokens = Tokens { prompt, cached: 0, generated: 1 };
+        let counts = Counts::of(BilledEnd::Completed, tokens, Tokens::default(), None);
+        counts.priced(ledger.cost("m", tokens).unwrap())
+    };
+    let row = |at: u64, tenant: &str, prompt| {
+        let series = Series { tenant: tenant.into(), key: "k".into(), model: "m".into() };
+        ((at / HOUR_S) as u32, series, counts(prompt))
+    };
+    let rows = [row(month - 1, "a", 1_000), row(month, "a", 100), row(day, "a", 10), row(day, "b", 5)];
+    ledger.book.lock().store.as_ref().unwrap().add(&rows, 1).unwrap();
+    enter(&ledger, 7);
+    let [(day_began, of_day), (month_began, of_month)] = ledger.sums(now, || asked.set(2)).unwrap();
+    assert_eq!((asked.get(), day_began, month_began), (2, day, month));
+    // Two nano-units for a millionth of two, and five for each answer's token.
+    let outlay = |prompt: u64, requests: u64| Outlay {
+        tokens: prompt + requests,
+        cost: Money::of_nanos(2_000 * prompt + 5_000 * requests),
+    };
+    // On the first of a month, its first hour is today's.
+    let first = if day == month { (100, 1) } else { (0, 0) };
+    assert_eq!(of_day["a"], outlay(17 + first.0, 2 + first.1));
+    assert_eq!((of_month["a"], of_month["b"], of_month.len()), (outlay(117, 3), outlay(5, 1), 2));
+}
+
+#[test]
+fn costs_of_another_currency_are_not_added_to_those_in_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("usage");
+    let in_currency = |currency: &str| Ledger::new(config(&file, currency), Metrics::new().unwrap().usage);
+    in_currency("EUR").open(false).unwrap();
+    in_currency("EUR").open(true).unwrap();
+    let error = in_currency("USD").open(true).unwrap_err().to_string();
+    assert!(error.contains("EUR") && error.contains("USD") && error.contains("another file"), "{error}");
 }

@@ -41,3 +41,6 @@ pub const USAGE_CACHE_BYTES: usize = 8 << 20;
 
 /// Rows of one answer: 20 MB of JSON.
 pub const USAGE_ANSWER_ROWS: usize = 50_000;
+
+/// Prices in the configuration: one for each of a thousand models.
+pub const PRICES_MAX: usize = 1_000;

@@ -24,5 +24,11 @@ pub const STORE_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pauses before it is asked again: doubled from the first to the last.
 pub const STORE_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
+/// How long a tenant's budgets are asked of after its last request.
+pub const STORE_BUDGETS_FOR: Duration = Duration::from_secs(5);
+
+/// How long the store knows what was used of a budget after its day or month: gateways' clocks may differ.
+pub const STORE_BUDGETS_KEEP: Duration = Duration::from_secs(86_400);
+
 /// Questions in one script, which the store answers without a pause: some 2 ms of its time.
 pub const STORE_QUESTIONS_MAX: usize = 256;

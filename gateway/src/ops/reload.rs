@@ -15,7 +15,7 @@ use crate::{
     access::{
         admission::Admission,
         body_memory::BodyMemory,
-        tenants::{SharedLimits, Tenants},
+        tenants::{Beside, SharedLimits, Tenants},
     },
     clock::Clock,
     config::{Config, ConfigError, DiscoveryConfig, WorkerConfig},
@@ -23,6 +23,7 @@ use crate::{
         live::{Live, Serving},
         server::Intake,
     },
+    ledger::Ledger,
     metrics::Metrics,
     net::tls::{self, Prepared, ServerTls},
     prompt::{ignored::Ignored, token_keyer::TokenKeyer},
@@ -63,6 +64,8 @@ pub struct Parts {
     pub metrics: Arc<Metrics>,
     /// By what tenants' limits hold over several gateways, if they do.
     pub shared: Option<Arc<SharedLimits>>,
+    /// Where it is kept who has used how much, if it is.
+    pub ledger: Option<Arc<Ledger>>,
     /// Time for the limits of tenants, where a reload is the first to name a file of them.
     pub clock: Clock,
     /// The other gateways that this one listens to, followed anew where `peers` changes.
@@ -209,9 +212,10 @@ impl Reloader {
             Some(other) => other.moved(path, rules).map(Some),
             None => {
                 let (clock, counted) = (self.parts.clock, self.parts.metrics.tenants.clone());
-                let shared = self.parts.shared.clone();
                 // Whose tokens are believed is said at the start, with a file of tenants.
-                Tenants::load(path, rules, new.routing.hash_key, clock, counted, (shared, None)).map(Some)
+                let (shared, ledger) = (self.parts.shared.clone(), self.parts.ledger.clone());
+                let beside = Beside { shared, oidc: None, ledger };
+                Tenants::load(path, rules, new.routing.hash_key, clock, counted, beside).map(Some)
             }
         }
     }

@@ -11,7 +11,7 @@ use crate::{
         admission::Admission,
         body_memory::BodyMemory,
         oidc::Oidc,
-        tenants::{SharedLimits, Tenants},
+        tenants::{Beside, SharedLimits, Tenants},
     },
     clock::{self, Clock},
     config::{Config, ConfigError},
@@ -96,9 +96,10 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
         Intake::new(config.limits.max_connections, config.timeouts.header_read, config.limits.drain_timeout);
     let shared = shared_limits(config, clock, &metrics, &mut background);
     let tls = tls(config, &metrics, &mut background).map_err(io::Error::other)?;
+    let ledger = ledger(config, &metrics, &mut background);
     let oidc = oidc(config, clock, (&metrics, &upstream), &mut background);
-    let by = (shared.as_ref(), oidc.as_ref());
-    let tenants = tenants(config, clock, &metrics, by).map_err(io::Error::other)?;
+    let beside = Beside { shared: shared.clone(), oidc, ledger: ledger.clone() };
+    let tenants = tenants(config, clock, &metrics, &beside).map_err(io::Error::other)?;
     let live = Live::new(Serving {
         dispatch: Arc::new(dispatch(config, &admission, &body_memory, &router, &scale, &upstream, keyer)?),
         tenants,
@@ -108,7 +109,6 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
     });
     background.push(tokio::spawn(follow_tenants(live.clone())));
     background.push(tokio::spawn(Arc::clone(&history).keep(Arc::clone(&router), live.clone())));
-    let ledger = ledger(config, &metrics, &mut background);
     let peers = Arc::new(Peers::new(&router, &upstream, live.admin_token()));
     let parts = Parts {
         live,
@@ -121,6 +121,7 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
         tls,
         metrics,
         shared,
+        ledger: ledger.clone(),
         clock,
         peers,
         discovery,
@@ -287,12 +288,11 @@ fn tenants(
     config: &Config,
     clock: Clock,
     metrics: &Metrics,
-    by: (Option<&Arc<SharedLimits>>, Option<&Arc<Oidc>>),
+    beside: &Beside,
 ) -> Result<Option<Arc<Tenants>>, ConfigError> {
     let load = |path: PathBuf| {
         let (rules, salt_key) = (config.tenant_rules.clone(), config.routing.hash_key);
-        let by = (by.0.cloned(), by.1.cloned());
-        Tenants::load(path, rules, salt_key, clock, metrics.tenants.clone(), by)
+        Tenants::load(path, rules, salt_key, clock, metrics.tenants.clone(), beside.clone())
     };
     config.tenants_file.clone().map(load).transpose()
 }
@@ -301,8 +301,10 @@ fn tenants(
 async fn follow_tenants(live: Live) {
     loop {
         clock::sleep(limits::TENANTS_RELOAD_INTERVAL).await;
-        if let Some(tenants) = &live.now().tenants {
+        let tenants = live.now().tenants.clone();
+        if let Some(tenants) = tenants {
             tenants.look();
+            tenants.keep_budgets().await;
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::{
     config::{Config, WorkerConfig},
     edge::{
         admin_guard,
+        live::Live,
         server::{self, Intake, Server},
         stack::{self, Stack, Written},
     },
@@ -82,6 +83,7 @@ pub struct Gateway {
     background: Vec<JoinHandle<()>>,
     traces: Option<Traces>,
     ledger: Option<Arc<Ledger>>,
+    live: Live,
 }
 
 /// Starts on these sockets; [`Gateway::open`] lets clients in. Without `config.workers` and a discovery that
@@ -128,7 +130,7 @@ pub fn start(
         router: Arc::clone(&router),
         metrics,
         gateway_id,
-        live,
+        live: live.clone(),
         reloader: Arc::clone(&reloader),
         leaving: Arc::clone(&leaving),
         caught_up: caught_up.clone(),
@@ -163,6 +165,7 @@ pub fn start(
         background,
         traces,
         ledger,
+        live,
     })
 }
 
@@ -289,10 +292,15 @@ impl Gateway {
         self.operated.send_replace(true);
     }
 
-    /// Opens the usage file, if there is one. A successor waits until the process before it is gone.
+    /// Opens the usage file, if there is one, and learns what was used of budgets. A successor waits until
+    /// the process before it is gone.
     fn open_ledger(&self, is_successor: bool) -> io::Result<()> {
-        let opened = self.ledger.as_ref().map(|ledger| ledger.open(is_successor));
-        opened.unwrap_or(Ok(())).map_err(io::Error::other)
+        let Some(ledger) = &self.ledger else { return Ok(()) };
+        ledger.open(is_successor).map_err(io::Error::other)?;
+        if let Some(tenants) = &self.live.now().tenants {
+            tenants.sum_budgets();
+        }
+        Ok(())
     }
 
     /// Waits until another gateway's index was taken, or none is to be had; seconds at most.

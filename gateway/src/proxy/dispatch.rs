@@ -190,7 +190,7 @@ impl Dispatch {
         if visit.is_some() || record.is_billed() {
             of_tenant(visit, record, info, (&parts.headers, &content.text[..])).await?;
         }
-        let series = self.named(info, way.is_some(), record);
+        let series = self.named(info, way.is_some(), record, visit)?;
         let now = self.router.at(read);
         let suspect = self.retries.poisons.look(&content.text, now)?;
         self.retries.budget.lock().request();
@@ -226,7 +226,13 @@ impl Dispatch {
 
     /// The series of a request's model. The record is told of it, which name the client sent, and whether the
     /// request goes on as a chat.
-    fn named(&self, info: &RequestInfo, translated: bool, record: &Record) -> Arc<ModelSeries> {
+    fn named(
+        &self,
+        info: &RequestInfo,
+        translated: bool,
+        record: &Record,
+        visit: Option<&Visit>,
+    ) -> Result<Arc<ModelSeries>, Error> {
         let series = self.metrics.model(info.model.as_deref());
         record.model(Arc::clone(&series));
         if info.renamed.is_some() {
@@ -235,7 +241,11 @@ impl Dispatch {
         if translated {
             record.translated();
         }
-        series
+        // What its model costs is known now.
+        if visit.is_some_and(Visit::has_budget) {
+            record.hold()?;
+        }
+        Ok(series)
     }
 
     /// Answers how many tokens a prompt has: no worker is asked.

@@ -1,12 +1,14 @@
--- Answers one gateway's questions of the limits that all gateways keep together (gateway/core/src/lease.rs
--- and slots.rs say what a question holds). By this server's clock, so that no gateway's clock matters. All
+-- Answers one gateway's questions of the limits that all gateways keep together (gateway/core/src/lease.rs,
+-- slots.rs and budget.rs say what a question holds). By this server's clock, so that no gateway's clock matters. All
 -- that is said are sums: a question that comes twice, or whose answer was lost, makes nothing wrong.
 --
 -- KEYS: the gateways that live; what this gateway was granted; then one for each question.
 -- ARGV: this gateway, milliseconds of silence after which one is dead; then nine for each question: kind
 --       ('rate' or 'slots'), whose it is within this gateway, used (or kept), granted as far as it knows,
---       need, ahead, limit (a millisecond, or at once), burst, what is left where the limit is new.
--- Answers the number of gateways, then two for each question: granted and left, or held and free.
+--       need, ahead, limit (a millisecond, or at once), burst, what is left where the limit is new. Of a
+--       'budget': whose use this gateway says (its file's), how much that is, milliseconds to keep it.
+-- Answers the number of gateways, then two for each question: granted and left, held and free, or what others
+-- have used of a budget and 0.
 
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + clock[2] / 1000
@@ -83,6 +85,22 @@ local function slots(key, holder, kept, _, need, ahead, most)
   return text(held), text(math.max(0, free - taken))
 end
 
+-- Each says the sum of its day or month, which outlives it in its file; so the store may forget all of them.
+local function budget(key, file, own, keep)
+  if own > 0 then
+    redis.call('HSET', key, file, text(own))
+    redis.call('PEXPIRE', key, text(keep))
+  end
+  local others = 0
+  local used_by = redis.call('HGETALL', key)
+  for i = 1, #used_by, 2 do
+    if used_by[i] ~= file then
+      others = others + tonumber(used_by[i + 1])
+    end
+  end
+  return text(others), '0'
+end
+
 local answers = { live }
 local at = 3
 for i = 3, #KEYS do
@@ -94,6 +112,8 @@ for i = 3, #KEYS do
   local one, other
   if kind == 'rate' then
     one, other = rate(KEYS[i], whose, unpack(numbers))
+  elseif kind == 'budget' then
+    one, other = budget(KEYS[i], whose, unpack(numbers))
   else
     one, other = slots(KEYS[i], me .. ' ' .. whose, unpack(numbers))
   end

@@ -4,8 +4,9 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
-    access::tenants::{Estimate, Used, Visit},
-    ledger::{BilledEnd, Counts, Ledger, Series, Tokens},
+    access::tenants::{Crossed, Estimate, Held, Used, Visit},
+    error::Error,
+    ledger::{BilledEnd, Counts, Ledger, Outlay, Series, Tokens},
 };
 
 /// The bill of a request that may make a worker compute.
@@ -15,6 +16,8 @@ pub(super) struct Bill {
     /// A worker was asked: the prompt may have been computed, even if the client has left since.
     asked: bool,
     spent: Option<Spent>,
+    /// What is set aside of its tenant's budgets until it is over.
+    held: Option<Held>,
 }
 
 /// Tokens, and which of them no worker has reported.
@@ -57,12 +60,21 @@ impl Spent {
 impl Bill {
     pub(super) fn new(ledger: Arc<Ledger>) -> Self {
         ledger.begins();
-        Self { ledger, estimate: Estimate::default(), asked: false, spent: None }
+        Self { ledger, estimate: Estimate::default(), asked: false, spent: None, held: None }
     }
 
     /// What it may take is known.
     pub(super) fn estimate(&mut self, estimate: Estimate) {
         self.estimate = estimate;
+    }
+
+    /// Sets aside of its tenant's budgets what it may use, where they have anything left.
+    pub(super) fn hold(&mut self, visit: &Visit, model: &str) -> Result<(), Error> {
+        let Estimate { prompt, answer, .. } = self.estimate;
+        let tokens = Tokens { prompt, cached: 0, generated: answer };
+        let cost = self.ledger.cost(model, tokens).unwrap_or_default();
+        self.held = visit.hold(Outlay { tokens: tokens.total(), cost })?;
+        Ok(())
     }
 
     /// A worker is asked.
@@ -87,7 +99,15 @@ impl Bill {
         self.settle(if self.asked { Used::Passed(0) } else { Used::Nothing });
         let spent = self.spent.unwrap_or_default();
         let series = Series::new(whose.map(|visit| (visit.tenant().name(), visit.key())), model);
-        self.ledger.enter(series, &Counts::of(end, spent.tokens, spent.estimated, ttft));
+        let counts = Counts::of(end, spent.tokens, spent.estimated, ttft);
+        let cost = self.ledger.cost(model, spent.tokens);
+        let counts = cost.map_or(counts, |cost| counts.priced(cost));
+        let mut crossed = Crossed::default();
+        let charge = || crossed = whose.map(|visit| visit.charge(Outlay::of(&counts))).unwrap_or_default();
+        self.ledger.enter(series, &counts, charge);
+        if let Some(visit) = whose {
+            visit.charged(&crossed);
+        }
         spent
     }
 }

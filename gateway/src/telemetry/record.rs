@@ -131,6 +131,15 @@ impl Record {
         }
     }
 
+    /// Sets aside of its tenant's budgets what it may use, where they have anything left.
+    pub fn hold(&self) -> Result<(), Error> {
+        let line = &mut *self.line.lock();
+        match (&mut line.bill, &line.visit, &line.model) {
+            (Some(bill), Some(visit), Some(model)) => bill.hold(visit, model.label()),
+            _ => Ok(()),
+        }
+    }
+
     /// A worker is asked: its tenant may have to pay for it.
     pub fn asks(&self) {
         let mut line = self.line.lock();

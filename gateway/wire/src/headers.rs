@@ -21,6 +21,8 @@ pub const DATA_PARALLEL_RANK: &str = "x-data-parallel-rank";
 pub const PRIORITY: &str = "x-keyway-priority";
 /// The time to first token that a request wants, in milliseconds.
 pub const TTFT_OBJECTIVE: &str = "x-keyway-slo-ttft-ms";
+/// What is left of a tenant's budgets, once it is warned of them: `tokens_per_day=1200, cost_per_month=0.35`.
+pub const BUDGET_LEFT: &str = "x-keyway-budget-left";
 /// Fields of a request that the worker took and did not act on, by their names.
 pub const IGNORED: &str = "x-keyway-ignored";
 /// The numerics id of the worker that answered: equal ids mean equal logits, bit for bit.

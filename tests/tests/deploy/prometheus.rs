@@ -168,7 +168,7 @@ async fn load(fleet: &Watched) {
 
 /// Families that this fleet leaves without series: it has no events that go wrong, no tokenizer, no second
 /// attempts.
-const SILENT: [&str; 36] = [
+const SILENT: [&str; 40] = [
     "keyway_oidc_tokens_total",
     "keyway_oidc_keys",
     "keyway_oidc_keys_fetched_timestamp_seconds",
@@ -195,6 +195,10 @@ const SILENT: [&str; 36] = [
     "keyway_trace_spans_total",
     "keyway_tenant_requests_total",
     "keyway_tenant_tokens_total",
+    "keyway_tenant_budget_used",
+    "keyway_tenant_budget_allowed",
+    "keyway_tenant_budget_warn_from",
+    "keyway_tenant_budget_crossings_total",
     "keyway_worker_ejections_total",
     "keyway_retries_total",
     "keyway_token_keyer_requests_total",

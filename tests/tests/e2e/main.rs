@@ -10,6 +10,7 @@
 
 mod access;
 mod ambiguous;
+mod budgets;
 mod cache_size;
 mod cancel;
 mod chains;

@@ -17,15 +17,15 @@ use crate::tenants::table;
 /// Longer than any request may take: a request waits 25 ms for the store, and the rest is the machine's.
 const HANG: Duration = Duration::from_secs(10);
 
-struct Redis {
-    process: Process,
-    port: u16,
+pub(crate) struct Redis {
+    pub(crate) process: Process,
+    pub(crate) port: u16,
     _dir: TempDir,
 }
 
 impl Redis {
     /// `None` where it is not installed.
-    async fn start(port: u16, more: &[&str]) -> Option<Self> {
+    pub(crate) async fn start(port: u16, more: &[&str]) -> Option<Self> {
         let mut command = Command::new(tool("redis-server")?);
         command.args([
             "--port",

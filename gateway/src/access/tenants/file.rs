@@ -3,10 +3,14 @@
 
 use std::{collections::HashMap, fmt::Write as _, fs, path::Path};
 
+use keyway_core::Money;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use crate::{config::ConfigError, limits::MAX_TENANTS};
+use crate::{
+    config::{BudgetUnits, ConfigError},
+    limits::{BUDGET_WARN_AT, MAX_TENANTS},
+};
 
 /// SHA-256 of a key. Keys are made of random bits, so a plain hash cannot be searched.
 pub(super) type KeyHash = [u8; 32];
@@ -43,6 +47,24 @@ pub struct TenantTable {
     pub priority: Option<i32>,
     /// Its share of the tokens among those of its priority who want more than there is (1.0).
     pub weight: Option<f64>,
+    /// What it may use in a day or month.
+    pub budget: Option<BudgetTable>,
+}
+
+/// `[tenant.budget]`: what a tenant may use in a day or month, which begin at midnight in UTC.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct BudgetTable {
+    /// Tokens of prompts and answers in a day.
+    pub tokens_per_day: Option<u64>,
+    /// Tokens of prompts and answers in a month.
+    pub tokens_per_month: Option<u64>,
+    /// What they may cost in a day, in `usage.currency`; nine decimal places at most.
+    pub cost_per_day: Option<f64>,
+    /// What they may cost in a month, in the same currency.
+    pub cost_per_month: Option<f64>,
+    /// The share of each from which on the tenant is warned (0.8).
+    pub warn_at: Option<f64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -58,14 +80,15 @@ pub(super) struct Parsed {
     pub(super) of_key: HashMap<KeyHash, usize>,
 }
 
-pub(super) fn read(path: &Path) -> Result<Parsed, ConfigError> {
+/// `units`: what budgets can be kept in.
+pub(super) fn read(path: &Path, units: BudgetUnits) -> Result<Parsed, ConfigError> {
     let wrong =
         |error: &dyn std::fmt::Display| ConfigError(format!("tenants_file {}: {error}", path.display()));
     let text = fs::read_to_string(path).map_err(|error| wrong(&error))?;
-    parse(&text).map_err(|error| wrong(&error))
+    parse(&text, units).map_err(|error| wrong(&error))
 }
 
-fn parse(text: &str) -> Result<Parsed, ConfigError> {
+fn parse(text: &str, units: BudgetUnits) -> Result<Parsed, ConfigError> {
     // The parser's own text quotes the line, which may hold what should be secret.
     let file: TenantFile =
         toml::from_str(text).map_err(|error| ConfigError(without_values(error.message())))?;
@@ -81,6 +104,7 @@ fn parse(text: &str) -> Result<Parsed, ConfigError> {
         {
             return Err(wrong("limits and weight must be above 0"));
         }
+        tenant.budget.as_ref().map_or(Ok(()), |budget| budget.checked(units)).map_err(wrong)?;
         for hash in &tenant.key_sha256 {
             let bytes = hash_of_hex(hash);
             let bytes = bytes.ok_or_else(|| {
@@ -95,6 +119,35 @@ fn parse(text: &str) -> Result<Parsed, ConfigError> {
         return Err(ConfigError(format!("more than {MAX_TENANTS} tenants")));
     }
     Ok(Parsed { tenants: file.tenant, of_key })
+}
+
+impl BudgetTable {
+    /// From which share of each budget on the tenant is warned.
+    pub(super) fn warn_at(&self) -> f64 {
+        self.warn_at.unwrap_or(BUDGET_WARN_AT)
+    }
+
+    fn checked(&self, units: BudgetUnits) -> Result<(), &'static str> {
+        let tokens = [self.tokens_per_day, self.tokens_per_month];
+        let costs = [self.cost_per_day, self.cost_per_month];
+        if tokens.into_iter().flatten().any(|tokens| tokens == 0) {
+            return Err("budgets must be above 0");
+        }
+        let is_amount = |cost| Money::of_decimal(cost).is_some_and(|cost| cost.nanos() > 0);
+        if !costs.into_iter().flatten().all(is_amount) {
+            return Err("budgets of cost must be above 0, with nine decimal places at most");
+        }
+        if !(0.0..=1.0).contains(&self.warn_at()) {
+            return Err("budget.warn_at must be from 0 to 1");
+        }
+        if !units.tokens {
+            return Err("a budget needs to know what was used: name a file for that (usage.file)");
+        }
+        if !units.cost && costs.into_iter().flatten().next().is_some() {
+            return Err("a budget of cost needs prices ([[usage.price]])");
+        }
+        Ok(())
+    }
 }
 
 impl TenantTable {
@@ -139,6 +192,7 @@ mod tests {
         let tenant = |name: &str, more: &str| {
             format!("[[tenant]]\nname = {name:?}\nkey_sha256 = [{hash:?}]\n{more}\n")
         };
+        let parse = |text: &str| parse(text, BudgetUnits::default());
         assert_eq!(parse(&tenant("a", "max_in_flight = 3")).unwrap().of_key.len(), 1);
         for (text, word) in [
             (tenant("a", "") + &tenant("b", ""), "another tenant"),
@@ -152,6 +206,30 @@ mod tests {
             let error = parse(&text).unwrap_err().to_string();
             assert!(error.contains(word), "{error}");
             assert!(!error.contains("canary"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_budget_says_what_it_needs() {
+        let tenant =
+            |budget: &str| format!("[[tenant]]\nname = \"a\"\nkey_sha256 = []\n[tenant.budget]\n{budget}\n");
+        let [none, tokens, cost] =
+            [(false, false), (true, false), (true, true)].map(|(tokens, cost)| BudgetUnits { tokens, cost });
+        let both = tenant("tokens_per_day = 1000\ncost_per_month = 12.5\nwarn_at = 0.5");
+        let parsed = parse(&both, cost).unwrap();
+        assert_eq!(parsed.tenants[0].budget.as_ref().unwrap().warn_at(), 0.5);
+        for (text, units, word) in [
+            (&*both, none, "usage.file"),
+            (&both, tokens, "usage.price"),
+            (&tenant("tokens_per_month = 0"), cost, "above 0"),
+            (&tenant("cost_per_day = 0.0"), cost, "above 0"),
+            (&tenant("cost_per_day = 0.0000000001"), cost, "nine decimal places"),
+            (&tenant("cost_per_day = inf"), cost, "nine decimal places"),
+            (&tenant("tokens_per_day = 1\nwarn_at = 1.5"), cost, "warn_at"),
+            (&tenant("tokens_per_year = 1"), cost, "tokens_per_year"),
+        ] {
+            let error = parse(text, units).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
         }
     }
 }

@@ -14,14 +14,17 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
 use super::{
-    Budget, Tenant,
+    Account, Left, Tenant,
+    account::BudgetName,
     limit::{Denied, Judge},
 };
 use crate::{
     clock::{self, Clock, Instant},
     config::StoreConfig,
     error::Error,
-    limits::{STORE_EVERY, STORE_PATIENCE, STORE_PAUSE, STORE_QUESTIONS_MAX, STORE_SIGN_OF_LIFE},
+    limits::{
+        STORE_BUDGETS_FOR, STORE_EVERY, STORE_PATIENCE, STORE_PAUSE, STORE_QUESTIONS_MAX, STORE_SIGN_OF_LIFE,
+    },
     metrics::{PeerStates, StoreMetrics},
     store::{About, LimitAnswer, LimitQuestion, Link, StoreError},
 };
@@ -37,6 +40,8 @@ pub struct SharedLimits {
     peers: PeerStates,
     /// Parts by which limits are judged; 0: by the store.
     parts: AtomicUsize,
+    /// Connections to the store so far: a new one may be to a store that has forgotten all.
+    links: AtomicUsize,
     /// Gateways, as the store last said.
     known: AtomicUsize,
     /// Number of the next tenant, which tells those of one name apart.
@@ -61,6 +66,7 @@ impl SharedLimits {
             clock,
             metrics,
             peers,
+            links: AtomicUsize::default(),
             known: 1.into(),
             next: AtomicUsize::default(),
             listed: Mutex::default(),
@@ -80,6 +86,11 @@ impl SharedLimits {
             0 => Judge::Store,
             parts => Judge::Part(parts),
         }
+    }
+
+    /// Connections to the store so far.
+    pub(super) fn links(&self) -> usize {
+        self.links.load(Relaxed)
     }
 
     /// A tenant has requests, or something that is the store's.
@@ -167,6 +178,7 @@ impl SharedLimits {
     /// Asks until there is no answer.
     async fn serve(&self, link: &mut Link, told: &mut bool) -> StoreError {
         let mut next_all = Duration::ZERO;
+        self.links.fetch_add(1, Relaxed);
         loop {
             let now = self.clock.now();
             let all = now >= next_all;
@@ -197,8 +209,8 @@ impl SharedLimits {
         let mut left = tenants;
         loop {
             let (mut questions, mut asked) = (Vec::<LimitQuestion>::new(), 0);
-            // A tenant has three limits at most.
-            while asked < left.len() && questions.len() + 3 <= STORE_QUESTIONS_MAX {
+            // A tenant has three limits at most, and a budget of each name.
+            while asked < left.len() && questions.len() + 3 + BudgetName::ALL.len() <= STORE_QUESTIONS_MAX {
                 left[asked].questions(&mut questions);
                 asked += 1;
             }
@@ -237,9 +249,23 @@ impl SharedLimits {
 
 impl Tenant {
     /// Something of its limits is taken or given back: the store is asked from now on, where there is one.
-    pub(super) fn is_used(self: &Arc<Self>, budget: &mut Budget) {
+    pub(super) fn is_used(self: &Arc<Self>, left: &mut Left) {
+        let Some((shared, _)) = &self.shared else { return };
+        left.used_at = self.clock.now();
+        if !std::mem::replace(&mut left.listed, true) {
+            shared.list(self);
+            // What others have used of its budgets is not waited for, so it is asked for at once.
+            if self.account().is_some() && !std::mem::replace(&mut left.hurries, true) {
+                shared.hurry(self);
+            }
+        }
+    }
+
+    /// The store is asked at least once what is used of its budgets, if it has any.
+    pub(super) fn asks_of_budgets(self: &Arc<Self>) {
         if let Some((shared, _)) = &self.shared
-            && !std::mem::replace(&mut budget.listed, true)
+            && self.account().is_some()
+            && !std::mem::replace(&mut self.left.lock().listed, true)
         {
             shared.list(self);
         }
@@ -248,7 +274,7 @@ impl Tenant {
     /// One of its requests waits for the store.
     pub(super) fn hurries(self: &Arc<Self>) {
         if let Some((shared, _)) = &self.shared
-            && !std::mem::replace(&mut self.budget.lock().hurries, true)
+            && !std::mem::replace(&mut self.left.lock().hurries, true)
         {
             shared.hurry(self);
         }
@@ -258,41 +284,54 @@ impl Tenant {
     pub(super) fn questions(&self, into: &mut Vec<LimitQuestion>) {
         let Some((_, number)) = self.shared else { return };
         let now = self.clock.now();
-        let budget = &mut *self.budget.lock();
-        budget.hurries = false;
-        let slots = budget.slots.as_mut().map(|slots| (slots.ask(budget.in_flight, now), slots.most()));
+        let left = &mut *self.left.lock();
+        left.hurries = false;
+        let slots = left.slots.as_mut().map(|slots| (slots.ask(left.in_flight, now), slots.most()));
         let abouts = [
-            ("requests", budget.requests.as_mut().and_then(|limit| limit.ask(About::Requests, now))),
-            ("tokens", budget.tokens.as_mut().and_then(|limit| limit.ask(About::Tokens, now))),
+            ("requests", left.requests.as_mut().and_then(|limit| limit.ask(About::Requests, now))),
+            ("tokens", left.tokens.as_mut().and_then(|limit| limit.ask(About::Tokens, now))),
             ("in_flight", slots.map(|(asked, most)| About::Slots(asked, most))),
         ];
         into.extend(abouts.into_iter().filter_map(|(limit, about)| {
             Some(LimitQuestion { key: format!("{limit}:{}", self.name()), number, about: about? })
         }));
+        let asks = |account: &Arc<Account>| account.questions(into, clock::unix_seconds() as u64);
+        left.asked = self.account().map(asks).unwrap_or_default();
     }
 
     /// Takes the answers to [`Tenant::questions`], in the same order; `None`: there are none.
     pub(super) fn answers(&self, mut answers: Option<&mut impl Iterator<Item = LimitAnswer>>, now: Duration) {
-        let budget = &mut *self.budget.lock();
+        let left = &mut *self.left.lock();
         let mut next = || answers.as_mut().and_then(Iterator::next);
-        for limit in [&mut budget.requests, &mut budget.tokens].into_iter().flatten() {
+        for limit in [&mut left.requests, &mut left.tokens].into_iter().flatten() {
             limit.take(next(), now);
         }
-        if let Some(slots) = &mut budget.slots {
+        if let Some(slots) = &mut left.slots {
             match next() {
                 Some(answer) => slots.take_answer(answer.of_slots(), now),
                 None => slots.gets_no_answer(),
+            }
+        }
+        for asked in std::mem::take(&mut left.asked) {
+            let answer = next();
+            if let (Some(account), Some(answer)) = (&self.account, answer) {
+                let crossed = account.answer(asked, answer.of_budget(), clock::unix_seconds() as u64);
+                account.tell(&crossed);
             }
         }
     }
 
     /// Whether the store need not be asked of it until its next request; then it is no longer listed.
     pub(super) fn unlisted(&self, now: Duration) -> bool {
-        let budget = &mut *self.budget.lock();
-        let mut limits = [&budget.requests, &budget.tokens].into_iter().flatten();
+        let left = &mut *self.left.lock();
+        let mut limits = [&left.requests, &left.tokens].into_iter().flatten();
         let rests = limits.all(|limit| limit.rests(now))
-            && budget.slots.as_ref().is_none_or(|slots| budget.in_flight == 0 && slots.rests(now));
-        budget.listed = !rests;
+            && left.slots.as_ref().is_none_or(|slots| left.in_flight == 0 && slots.rests(now));
+        let budgets_rest = |account: &Arc<Account>| {
+            account.is_said() && now.saturating_sub(left.used_at) >= STORE_BUDGETS_FOR
+        };
+        let rests = rests && self.account().is_none_or(budgets_rest);
+        left.listed = !rests;
         rests
     }
 }

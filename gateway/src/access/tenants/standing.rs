@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use keyway_core::Standing;
 
 use super::Tenant;
-use crate::clock;
+use crate::{clock, headers::BUDGET_LEFT};
 
 /// Names of one limit: itself, what is left of it, when it is whole again.
 type Names = [HeaderName; 3];
@@ -53,15 +53,18 @@ impl Tenant {
     /// Says in an answer to a request for `path` how the tenant's limits stand, in place of what a worker
     /// says of its own.
     pub fn tell(&self, path: &str, headers: &mut HeaderMap) {
+        if let Some(left) = self.account().and_then(|account| account.left(clock::unix_seconds() as u64)) {
+            headers.insert(BUDGET_LEFT, left);
+        }
         let table = &self.table;
         if table.requests_per_minute.is_none() && table.tokens_per_minute.is_none() {
             return;
         }
         let (now, judge) = (self.clock.now(), self.judge());
         let (requests, tokens) = {
-            let mut budget = self.budget.lock();
-            let requests = budget.requests.as_mut().map(|limit| limit.standing(judge, now));
-            (requests, budget.tokens.as_mut().map(|limit| limit.standing(judge, now)))
+            let mut left = self.left.lock();
+            let requests = left.requests.as_mut().map(|limit| limit.standing(judge, now));
+            (requests, left.tokens.as_mut().map(|limit| limit.standing(judge, now)))
         };
         let anthropic = is_anthropic(path);
         for (standing, of_openai, of_anthropic) in

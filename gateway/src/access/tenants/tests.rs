@@ -6,6 +6,7 @@ use http::HeaderValue;
 use proptest::prelude::*;
 
 use super::*;
+use crate::config::BudgetUnits;
 
 fn table(name: &str, key: &str, limits: &str) -> String {
     format!("[[tenant]]\nname = {name:?}\nkey_sha256 = [\"{}\"]\n{limits}\n", hex(&key_hash(key.as_bytes())))
@@ -19,11 +20,11 @@ fn load(text: &str) -> (Arc<Tenants>, tempfile::NamedTempFile) {
     (
         Tenants::load(
             path,
-            TenantRules { isolate: true, steering: Vec::new() },
+            TenantRules { isolate: true, steering: Vec::new(), budgets: BudgetUnits::default() },
             HashKey::new(7),
             Clock::start(),
             counted,
-            (None, None),
+            Beside::default(),
         )
         .unwrap(),
         file,
@@ -49,12 +50,12 @@ fn a_key_opens_by_either_header_and_goes_no_further() {
     for (mut headers, name) in
         [(key("ka"), "a"), (with("authorization", "bearer  kb"), "b"), (with("x-api-key", "kb"), "b")]
     {
-        assert_eq!(tenants.admit(&mut headers).unwrap().tenant().name(), name);
+        assert_eq!(tenants.admit(&mut headers, true).unwrap().tenant().name(), name);
         assert!(headers.is_empty());
     }
     let hash = hex(&key_hash(b"ka"));
     for mut headers in [HeaderMap::new(), key("kc"), key(&hash), key(""), with("authorization", "Basic ka")] {
-        let refused = tenants.admit(&mut headers).unwrap_err();
+        let refused = tenants.admit(&mut headers, true).unwrap_err();
         assert!(refused.error == Error::BadKey && refused.visit.is_none());
     }
 }
@@ -63,10 +64,10 @@ fn a_key_opens_by_either_header_and_goes_no_further() {
 async fn limits_are_the_tenant_s_own_and_say_when_to_come_back() {
     let limits = "max_in_flight = 2\nrequests_per_minute = 60.0\ntokens_per_minute = 600.0";
     let (tenants, _file) = load(&(table("a", "ka", limits) + &table("b", "kb", "")));
-    let ask = || tenants.admit(&mut key("ka")).map_err(|refused| refused.error);
+    let ask = || tenants.admit(&mut key("ka"), true).map_err(|refused| refused.error);
     let held = [ask().unwrap(), ask().unwrap()];
     assert!(matches!(ask(), Err(Error::TenantLimit { limit, .. }) if limit.contains("in_flight")));
-    assert!(tenants.admit(&mut key("kb")).is_ok(), "others are not held up");
+    assert!(tenants.admit(&mut key("kb"), true).is_ok(), "others are not held up");
     held[0].reserve(estimate(50, 10)).unwrap();
     held[0].settle(Used::Tokens(tokens(600)));
     drop(held);
@@ -84,19 +85,19 @@ async fn limits_are_the_tenant_s_own_and_say_when_to_come_back() {
 #[test]
 fn a_refusal_says_whose_it_is_and_takes_no_place() {
     let (tenants, _file) = load(&table("a", "ka", "max_in_flight = 1"));
-    let held = tenants.admit(&mut key("ka")).unwrap();
-    let refused = tenants.admit(&mut key("ka")).unwrap_err();
+    let held = tenants.admit(&mut key("ka"), true).unwrap();
+    let refused = tenants.admit(&mut key("ka"), true).unwrap_err();
     assert_eq!(refused.visit.as_ref().map(|visit| visit.tenant().name()), Some("a"));
     drop(refused);
-    assert!(tenants.admit(&mut key("ka")).is_err(), "the first is still there");
+    assert!(tenants.admit(&mut key("ka"), true).is_err(), "the first is still there");
     drop(held);
-    assert!(tenants.admit(&mut key("ka")).is_ok());
+    assert!(tenants.admit(&mut key("ka"), true).is_ok());
 }
 
 #[test]
 fn a_tenant_s_blocks_stay_its_own_when_the_file_is_read_again_and_nobody_s_where_all_share() {
     let (tenants, file) = load(&(table("a", "ka", "") + &table("b", "kb", "")));
-    let owner = |tenants: &Tenants, of: &str| tenants.admit(&mut key(of)).unwrap().index_owner();
+    let owner = |tenants: &Tenants, of: &str| tenants.admit(&mut key(of), true).unwrap().index_owner();
     let [a, b] = ["ka", "kb"].map(|of| owner(&tenants, of));
     assert!(a != b && a != Owner::NOBODY && b != Owner::NOBODY);
     let others: String = (0..40).map(|i| table(&format!("new {i}"), &format!("k{i}"), "")).collect();
@@ -116,8 +117,8 @@ fn estimate(prompt: u64, answer: u64) -> Estimate {
 
 /// Tokens that are left of a tenant's limit, or owed, by what its next request is told.
 fn left(tenant: &Tenant) -> f64 {
-    let mut budget = tenant.budget.lock();
-    let limit = budget.tokens.as_mut().unwrap();
+    let mut left = tenant.left.lock();
+    let limit = left.tokens.as_mut().unwrap();
     let standing = limit.standing(Judge::Store, tenant.clock.now());
     standing.per_minute / 6.0 - standing.full_in.as_secs_f64() * standing.per_minute / 60.0
 }
@@ -149,7 +150,7 @@ async fn a_request_is_charged_once_whatever_way_it_ends() {
                 continue;
             }
             tokio::time::advance(Duration::from_secs(60)).await;
-            let visit = tenants.admit(&mut key("ka")).unwrap();
+            let visit = tenants.admit(&mut key("ka"), true).unwrap();
             visit.reserve(estimate(100, 20)).unwrap();
             assert!((left(visit.tenant()) - 880.0).abs() < 0.01, "{how}: 120 of 1,000 are set aside");
             if asked {
@@ -166,28 +167,31 @@ async fn a_request_is_charged_once_whatever_way_it_ends() {
 #[tokio::test(start_paused = true)]
 async fn what_is_set_aside_for_some_is_not_there_for_others() {
     let (tenants, _file) = load(&table("a", "ka", "tokens_per_minute = 6000.0"));
-    let visits: Vec<Visit> = (0..20).map(|_| tenants.admit(&mut key("ka")).unwrap()).collect();
+    let visits: Vec<Visit> = (0..20).map(|_| tenants.admit(&mut key("ka"), true).unwrap()).collect();
     let in_flight: Vec<_> = visits.iter().map_while(|visit| visit.reserve(estimate(200, 100)).ok()).collect();
     assert_eq!(in_flight.len(), 4, "1,000 tokens are there, and the last one may overdraw them");
-    assert!(tenants.admit(&mut key("ka")).is_err(), "nothing is left for one more");
+    assert!(tenants.admit(&mut key("ka"), true).is_err(), "nothing is left for one more");
     let counted = |outcome: &str| tenants.counted.requests.with_label_values(&["a", outcome]).get();
     assert_eq!((counted("admitted"), counted("rate_limit_exceeded")), (20, 2));
     drop(visits);
-    assert_eq!(left(tenants.admit(&mut key("ka")).unwrap().tenant()).round(), 1_000.0);
+    assert_eq!(left(tenants.admit(&mut key("ka"), true).unwrap().tenant()).round(), 1_000.0);
     // More than the whole limit can be asked for.
-    let visit = tenants.admit(&mut key("ka")).unwrap();
+    let visit = tenants.admit(&mut key("ka"), true).unwrap();
     assert!(visit.reserve(estimate(100_000, 1_000)).is_ok());
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_passes_beyond_is_taken_while_it_passes() {
     let (tenants, _file) = load(&table("a", "ka", "tokens_per_minute = 6000.0"));
-    let visit = tenants.admit(&mut key("ka")).unwrap();
+    let visit = tenants.admit(&mut key("ka"), true).unwrap();
     visit.reserve(estimate(100, 20)).unwrap();
     visit.passes(20);
     assert_eq!(left(visit.tenant()).round(), 880.0);
     visit.passes(1_000);
-    assert!(tenants.admit(&mut key("ka")).is_err(), "nobody waits for its end to see that nothing is left");
+    assert!(
+        tenants.admit(&mut key("ka"), true).is_err(),
+        "nobody waits for its end to see that nothing is left"
+    );
     visit.settle(Used::Passed(1_000));
     assert_eq!(left(visit.tenant()).round(), -100.0);
     visit.passes(5_000);
@@ -197,12 +201,14 @@ async fn what_passes_beyond_is_taken_while_it_passes() {
 #[test]
 fn without_a_limit_of_tokens_nothing_is_set_aside() {
     let (tenants, _file) = load(&table("a", "ka", "requests_per_minute = 6.0"));
-    let visit = tenants.admit(&mut key("ka")).unwrap();
+    let visit = tenants.admit(&mut key("ka"), true).unwrap();
     assert!(!visit.is_metered());
     visit.reserve(estimate(100, 20)).unwrap();
     visit.settle(Used::Tokens(tokens(1_000_000)));
     assert!(
-        tenants.admit(&mut key("ka")).is_err_and(|refused| refused.error.to_string().contains("requests"))
+        tenants
+            .admit(&mut key("ka"), true)
+            .is_err_and(|refused| refused.error.to_string().contains("requests"))
     );
 }
 
@@ -226,7 +232,7 @@ fn told(tenants: &Tenants, path: &str) -> HeaderMap {
 async fn an_answer_says_how_its_tenant_s_limits_stand_and_not_its_worker_s() {
     let limits = "requests_per_minute = 60.0\ntokens_per_minute = 6000.0";
     let (tenants, _file) = load(&table("a", "ka", limits));
-    let visit = tenants.admit(&mut key("ka")).unwrap();
+    let visit = tenants.admit(&mut key("ka"), true).unwrap();
     visit.reserve(estimate(180, 20)).unwrap();
     let headers = told(&tenants, "/v1/chat/completions");
     let said: Vec<_> = ["limit", "remaining", "reset"]
@@ -276,7 +282,7 @@ proptest! {
         let (mut visits, mut used) = (Vec::<(Visit, u64)>::new(), 0);
         for (what, amount, which) in steps {
             if what == 0 || visits.is_empty() {
-                let visit = tenants.admit(&mut key("ka")).unwrap();
+                let visit = tenants.admit(&mut key("ka"), true).unwrap();
                 visit.reserve(estimate(amount, amount / 2)).unwrap();
                 visit.asks();
                 visits.push((visit, amount));
@@ -309,27 +315,27 @@ proptest! {
 #[tokio::test(start_paused = true)]
 async fn a_changed_file_is_taken_over_whole_or_not_at_all() {
     let (tenants, file) = load(&table("a", "ka", "requests_per_minute = 6.0"));
-    assert!(tenants.admit(&mut key("ka")).is_ok());
+    assert!(tenants.admit(&mut key("ka"), true).is_ok());
     let write = |text: &str| {
         std::fs::write(file.path(), text).unwrap();
-        file::read(file.path()).map(|parsed| tenants.take_over(parsed))
+        file::read(file.path(), BudgetUnits::default()).map(|parsed| tenants.take_over(parsed))
     };
     // A new key; what was used of the limit stays used.
     write(&(table("a", "ka2", "requests_per_minute = 6.0") + &table("b", "kb", ""))).unwrap();
-    let refused = |of: &str| tenants.admit(&mut key(of)).unwrap_err().error;
+    let refused = |of: &str| tenants.admit(&mut key(of), true).unwrap_err().error;
     assert_eq!(refused("ka"), Error::BadKey);
     assert!(matches!(refused("ka2"), Error::TenantLimit { .. }));
-    assert!(tenants.admit(&mut key("kb")).is_ok());
+    assert!(tenants.admit(&mut key("kb"), true).is_ok());
     assert!(write("[[tenant]]\nname = \"c\"").is_err());
-    assert!(tenants.admit(&mut key("kb")).is_ok());
+    assert!(tenants.admit(&mut key("kb"), true).is_ok());
 }
 
 #[test]
 fn a_tenant_is_not_in_flight_after_its_requests() {
     let (tenants, _file) = load(&table("a", "ka", "max_in_flight = 1"));
     for _ in 0..3 {
-        let visit = tenants.admit(&mut key("ka")).unwrap();
-        assert!(tenants.admit(&mut key("ka")).is_err());
+        let visit = tenants.admit(&mut key("ka"), true).unwrap();
+        assert!(tenants.admit(&mut key("ka"), true).is_err());
         drop(visit);
     }
 }
@@ -339,9 +345,9 @@ fn totals_are_of_all_who_have_asked() {
     let text = table("a", "ka", "max_in_flight = 1") + &table("b", "kb", "") + &table("c", "kc", "");
     let (tenants, file) = load(&text);
     assert!(tenants.totals().is_empty());
-    let first = tenants.admit(&mut key("ka")).unwrap();
-    assert!(tenants.admit(&mut key("ka")).is_err());
-    let second = tenants.admit(&mut key("kb")).unwrap();
+    let first = tenants.admit(&mut key("ka"), true).unwrap();
+    assert!(tenants.admit(&mut key("ka"), true).is_err());
+    let second = tenants.admit(&mut key("kb"), true).unwrap();
     first.owes(100, 7);
     second.owes(20, 0);
     second.owes(3, 0);

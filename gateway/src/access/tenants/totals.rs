@@ -42,7 +42,7 @@ impl Tenants {
         }
         let current = self.current.read();
         let named = found.into_iter().map(|(name, totals)| {
-            let prompt_tokens = current.by_name.get(&name).map_or(0, |of| of.budget.lock().prompt_tokens);
+            let prompt_tokens = current.by_name.get(&name).map_or(0, |of| of.left.lock().prompt_tokens);
             TenantTotals { tenant: name, prompt_tokens, ..totals }
         });
         named.collect()

@@ -8,13 +8,14 @@ use keyway_core::{index::Owner, waiting_room::Share};
 use parking_lot::Mutex;
 
 use super::{
-    Estimate, SharedLimits, Tenant,
+    Crossed, Estimate, Held, SharedLimits, Tenant,
     limit::{Denied, Judge},
     over_tokens,
 };
 use crate::{
+    clock,
     error::Error,
-    ledger::{KeyId, Tokens},
+    ledger::{KeyId, Outlay, Tokens},
     limits::ANSWER_TOKENS_STEP,
 };
 
@@ -80,16 +81,16 @@ impl Visit {
     pub fn share(&self) -> Share {
         let table = &self.tenant.table;
         let (weight, priority) = (table.weight.unwrap_or(1.0), table.priority.unwrap_or(0));
-        let owed = std::mem::take(&mut self.tenant.budget.lock().owed);
+        let owed = std::mem::take(&mut self.tenant.left.lock().owed);
         Share { owner: self.tenant.number, weight, priority, owed, ..Share::default() }
     }
 
     /// Notes the tokens of an answer: those generated for its tenant's share of the workers, the prompt's for
     /// operators.
     pub fn owes(&self, prompt_tokens: u64, completion_tokens: u64) {
-        let mut budget = self.tenant.budget.lock();
-        budget.owed += completion_tokens as f64;
-        budget.prompt_tokens += prompt_tokens;
+        let mut left = self.tenant.left.lock();
+        left.owed += completion_tokens as f64;
+        left.prompt_tokens += prompt_tokens;
     }
 
     /// Whether its tenant has a limit of tokens.
@@ -121,26 +122,49 @@ impl Visit {
     }
 
     fn reserved(&self, reserved: Result<(), Error>) -> Result<(), Error> {
-        let tenant = &self.tenant;
-        reserved.inspect_err(|error| {
-            tenant.counted.requests.with_label_values(&[tenant.name(), error.code()]).inc();
-        })
+        reserved.inspect_err(|error| self.tenant.refuses(error))
     }
 
     fn try_reserve(&self, estimate: Estimate, judge: Judge) -> Result<(), Denied> {
         let tenant = &self.tenant;
         let tokens = estimate.tokens();
         let mut reservation = self.reservation.lock();
-        let budget = &mut *tenant.budget.lock();
-        if let Some(limit) = &mut budget.tokens
+        let left = &mut *tenant.left.lock();
+        if let Some(limit) = &mut left.tokens
             && reservation.is_none()
         {
             let reserved = limit.reserve(tokens as f64, judge, tenant.clock.now());
             reserved.map_err(|dry| Denied::of(dry, over_tokens))?;
             *reservation = Some(Reservation { estimate, tokens, asked: false });
-            tenant.is_used(budget);
+            tenant.is_used(left);
         }
         Ok(())
+    }
+
+    /// Whether its tenant has a budget.
+    pub fn has_budget(&self) -> bool {
+        self.tenant.account().is_some()
+    }
+
+    /// Sets aside of its tenant's budgets what it may use, where they have anything left; `None`: there are
+    /// none.
+    pub fn hold(&self, outlay: Outlay) -> Result<Option<Held>, Error> {
+        let held = self.tenant.account().map(|account| account.hold(outlay, clock::unix_seconds() as u64));
+        held.transpose().inspect_err(|error| self.tenant.refuses(error))
+    }
+
+    /// Charges its tenant's budgets what it has used, as it is entered in the ledger.
+    pub fn charge(&self, outlay: Outlay) -> Crossed {
+        let account = self.tenant.account();
+        account.map(|account| account.charge(outlay, clock::unix_seconds() as u64)).unwrap_or_default()
+    }
+
+    /// It was charged, and its tenant's budgets have come to these marks by that.
+    pub fn charged(&self, crossed: &Crossed) {
+        if let Some(account) = self.tenant.account() {
+            account.tell(crossed);
+            self.tenant.is_used(&mut self.tenant.left.lock());
+        }
     }
 
     /// A worker is asked.
@@ -158,10 +182,10 @@ impl Visit {
         if passed > reservation.tokens {
             let more = passed - reservation.tokens + ANSWER_TOKENS_STEP;
             reservation.tokens += more;
-            let budget = &mut *self.tenant.budget.lock();
-            if let Some(limit) = &mut budget.tokens {
+            let left = &mut *self.tenant.left.lock();
+            if let Some(limit) = &mut left.tokens {
                 limit.extend(more as f64, || self.tenant.by());
-                self.tenant.is_used(budget);
+                self.tenant.is_used(left);
             }
         }
     }
@@ -183,10 +207,10 @@ impl Reservation {
             Used::Passed(answer) => prompt.saturating_add(answer),
             Used::Most => prompt.saturating_add(most),
         };
-        let budget = &mut *tenant.budget.lock();
-        if let Some(limit) = &mut budget.tokens {
+        let left = &mut *tenant.left.lock();
+        if let Some(limit) = &mut left.tokens {
             limit.settle(self.tokens as f64, used as f64, || tenant.by());
-            tenant.is_used(budget);
+            tenant.is_used(left);
         }
     }
 }
@@ -199,7 +223,7 @@ impl Drop for Visit {
             reservation.settle(&self.tenant, used);
         }
         if self.is_in {
-            self.tenant.budget.lock().in_flight -= 1;
+            self.tenant.left.lock().in_flight -= 1;
         }
     }
 }

@@ -9,6 +9,7 @@ fn config(folder: &tempfile::TempDir) -> UsageConfig {
         keep_days: 400,
         max_series: 10,
         instance: "a".to_owned(),
+        prices: None,
     }
 }
 
@@ -41,6 +42,12 @@ fn sums_outlive_the_process_and_no_write_counts_twice() {
     drop(store);
     let store = Store::open(&config(&folder)).unwrap();
     assert_eq!(all(&store), [(5 * 3_600, 15), (6 * 3_600, 1)]);
+    let id = store.id().unwrap();
+    drop(store);
+    let store = Store::open(&config(&folder)).unwrap();
+    assert_eq!(store.id().unwrap(), id);
+    let other = tempfile::tempdir().unwrap();
+    assert_ne!(Store::open(&config(&other)).unwrap().id().unwrap(), id);
     assert_eq!((store.series_of(5).unwrap().len(), store.series_of(7).unwrap().len()), (1, 0));
 }
 

@@ -123,6 +123,7 @@ impl Changes {
         // Drawn where no file has it.
         new.routing.hash_key = old.routing.hash_key;
         keep_from_the_start(old, new);
+        new.tenant_rules.budgets = old.tenant_rules.budgets;
     }
 }
 

@@ -19,11 +19,11 @@ use super::*;
 use crate::{
     access::{
         admission::{Admission, Permit},
-        tenants::{Tenants, Visit, hex, key_hash},
+        tenants::{Beside, Tenants, Visit, hex, key_hash},
     },
     client::Client,
     clock::{self, Clock},
-    config::{ScaleConfig, TenantRules},
+    config::{BudgetUnits, ScaleConfig, TenantRules},
     error::Error,
     fleet::{Fleet, ejection::Ejections},
     metrics::{Metrics, TenantMetrics},
@@ -95,11 +95,11 @@ impl Parts {
             admission: Admission::new(PLACES, IntGauge::new("a", "a").unwrap(), in_flight.clone()),
             tenants: Tenants::load(
                 path,
-                TenantRules { isolate: true, steering: Vec::new() },
+                TenantRules { isolate: true, steering: Vec::new(), budgets: BudgetUnits::default() },
                 key,
                 clock,
                 counted,
-                (None, None),
+                Beside::default(),
             )
             .unwrap(),
             router,
@@ -110,7 +110,8 @@ impl Parts {
 
     fn visit(&self, tenant: &str) -> Result<Visit, Error> {
         let key = format!("Bearer {tenant}").parse().unwrap();
-        let admitted = self.tenants.admit(&mut HeaderMap::from_iter([(http::header::AUTHORIZATION, key)]));
+        let mut headers = HeaderMap::from_iter([(http::header::AUTHORIZATION, key)]);
+        let admitted = self.tenants.admit(&mut headers, true);
         admitted.map_err(|refused| refused.error)
     }
 
