@@ -8,6 +8,8 @@
 //! A **latent** cache (multi-head latent attention in its absorbed form, arXiv 2405.04434) keeps one vector
 //! per position, laid out as keys are; its first `value_dim` elements are the value as well.
 
+use std::ops::Range;
+
 use crate::lanes::{LANES, Lanes};
 use crate::zeroed::Zeroed;
 
@@ -159,6 +161,48 @@ impl KvCache {
         self.write_keys(block, offset, 1, latent.len(), latent);
     }
 
+    /// Bytes of one block, as [`KvCache::copy_block`] gives them.
+    pub fn block_bytes(&self) -> usize {
+        self.shape.block_size * self.bytes_per_token()
+    }
+
+    /// Appends a block to `out`: its keys, then its values, each as this cache keeps them, in little-endian
+    /// f32; [`KvCache::block_bytes`] bytes.
+    ///
+    /// # Panics
+    /// If `block` is out of range.
+    pub fn copy_block(&self, block: u32, out: &mut Vec<u8>) {
+        let (keys, values) = self.block_vectors(block);
+        out.reserve(self.block_bytes());
+        for vector in self.keys[keys].iter().chain(&self.values[values]) {
+            out.extend(vector.0.iter().flat_map(|element| element.to_le_bytes()));
+        }
+    }
+
+    /// Takes a block in as [`KvCache::copy_block`] of a cache of equal sizes gave it.
+    ///
+    /// # Panics
+    /// If `block` is out of range, or there are not [`KvCache::block_bytes`] bytes.
+    pub fn write_block(&mut self, block: u32, bytes: &[u8]) {
+        assert!(bytes.len() == self.block_bytes(), "kv_cache: shapes disagree");
+        let (keys, values) = self.block_vectors(block);
+        let (elements, _) = bytes.as_chunks::<{ size_of::<f32>() }>();
+        let mut elements = elements.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        for vector in self.keys[keys].iter_mut().chain(&mut self.values[values]) {
+            for (lane, element) in vector.0.iter_mut().zip(&mut elements) {
+                *lane = element;
+            }
+        }
+    }
+
+    /// Where a block's vectors are, among keys and among values.
+    fn block_vectors(&self, block: u32) -> (Range<usize>, Range<usize>) {
+        assert!((block as usize) < self.shape.num_blocks, "kv_cache: no such block");
+        let keys = self.key_index(block, 0, 0)..self.key_index(block + 1, 0, 0);
+        let values = self.value_index(block, 0, 0)..self.value_index(block + 1, 0, 0);
+        (keys, if self.latent { 0..0 } else { values })
+    }
+
     /// `count` positions of the sixteen around `offset`.
     fn write_keys(&mut self, block: u32, offset: usize, count: usize, stride: usize, keys: &[f32]) {
         let KvShape { kv_heads, key_dim, block_size, num_blocks, .. } = self.shape;
@@ -287,6 +331,37 @@ mod tests {
             assert_eq!(bytes, 3 * 16 * cache.bytes_per_token());
         }
         assert_eq!((latent.latent_bytes_per_token(), latent.bytes_per_token()), (576 * 4, 1088 * 4));
+    }
+
+    #[test]
+    fn a_block_that_is_copied_is_the_same_block_and_no_other() {
+        let shape = KvShape { kv_heads: 2, key_dim: 9, value_dim: 32, block_size: 32, num_blocks: 3 };
+        let latent = KvShape { kv_heads: 1, key_dim: 41, ..shape };
+        let caches = || [KvCache::new(shape).unwrap(), KvCache::new_latent(latent).unwrap()];
+        for (mut from, mut to) in caches().into_iter().zip(caches()) {
+            let rows = crate::check::values(2, 32 * 100);
+            if from.is_latent() {
+                (0..32).for_each(|i| from.write_latent(1, i, &rows[i * 100..][..41]));
+            } else {
+                from.write_run(1, 0, 32, 100, (&rows, &rows[18..]));
+            }
+            let mut bytes = vec![7];
+            from.copy_block(1, &mut bytes);
+            assert_eq!(bytes.len(), 1 + from.block_bytes());
+            to.write_block(2, &bytes[1..]);
+            let copy = |cache: &KvCache, block: u32| {
+                let mut bytes = Vec::new();
+                cache.copy_block(block, &mut bytes);
+                bytes
+            };
+            assert_eq!(copy(&to, 2), bytes[1..]);
+            let element = |cache: &KvCache, block: u32, offset: usize| {
+                let head = cache.shape().kv_heads - 1;
+                [cache.key_element(block, head, offset, 8), cache.value_element(block, head, offset, 31)]
+            };
+            assert!((0..32).all(|offset| element(&from, 1, offset) == element(&to, 2, offset)));
+            assert!([0, 1].iter().all(|block| copy(&to, *block).iter().all(|byte| *byte == 0)));
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! sampling and scheduling are elsewhere.
 
 mod attention;
+mod block_copy;
 pub(crate) mod builtin;
 mod cache_plan;
 mod checkpoint;

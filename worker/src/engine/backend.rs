@@ -104,6 +104,21 @@ pub struct StepOutput {
     pub logits: Vec<f32>,
 }
 
+/// What the KV of a backend's blocks is when it is copied. Blocks may go between backends for which this is
+/// equal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockLayout {
+    /// Number type, order, sizes and cache groups, in words that are compared and shown.
+    pub words: String,
+    /// By cache group, the bytes of one block.
+    pub block_bytes: Vec<usize>,
+}
+
+/// Why the KV of a block was not copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("this backend does not copy the KV of blocks")]
+pub struct CopyError;
+
 /// Why a step was not carried out, for those who wait for it. What it would have written to the KV cache is
 /// not there.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -176,6 +191,30 @@ pub trait Backend: Send {
     /// fails.
     fn cache_was_lost(&mut self) -> bool {
         false
+    }
+
+    /// How the KV of its blocks is laid out; `None` where it cannot be copied.
+    fn block_layout(&self) -> Option<BlockLayout> {
+        None
+    }
+
+    /// Appends the KV of `block`, which stands in a table of `group`, to `out`: as many bytes as
+    /// [`Backend::block_layout`] says.
+    ///
+    /// # Errors
+    /// If it has no [`Backend::block_layout`].
+    fn copy_block(&self, group: usize, block: u32, out: &mut Vec<u8>) -> Result<(), CopyError> {
+        let _ = (group, block, out);
+        Err(CopyError)
+    }
+
+    /// Writes a block that another backend of equal weights and layout has copied.
+    ///
+    /// # Errors
+    /// If it has no [`Backend::block_layout`], or there are not as many bytes as that says.
+    fn write_block(&mut self, group: usize, block: u32, bytes: &[u8]) -> Result<(), CopyError> {
+        let _ = (group, block, bytes);
+        Err(CopyError)
     }
 
     /// The final hidden states, behind the last normalisation, from which the last step's logits were made: a

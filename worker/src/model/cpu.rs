@@ -12,7 +12,7 @@ use super::decoder::{Buffers, Decoder};
 use super::experts::{ExpertGroup, GroupError, Spread};
 use super::weights::Weights;
 use super::{KvLayout, ModelError};
-use crate::engine::backend::{Backend, CacheGroup, Chunk, StepError};
+use crate::engine::backend::{Backend, BlockLayout, CacheGroup, Chunk, CopyError, StepError};
 
 /// A model and its KV cache on the CPU.
 #[derive(Debug)]
@@ -140,6 +140,19 @@ impl Backend for CpuBackend {
             // The next step tries again.
             tracing::error!("{error}");
         }
+    }
+
+    fn block_layout(&self) -> Option<BlockLayout> {
+        Some(self.layout_of_blocks())
+    }
+
+    fn copy_block(&self, group: usize, block: u32, out: &mut Vec<u8>) -> Result<(), CopyError> {
+        self.copy_of_block(group, block, out);
+        Ok(())
+    }
+
+    fn write_block(&mut self, group: usize, block: u32, bytes: &[u8]) -> Result<(), CopyError> {
+        self.take_block(group, block, bytes)
     }
 
     fn hidden(&self) -> Option<&[f32]> {

@@ -1,5 +1,6 @@
 //! The models against Hugging Face's, against themselves in every batch, and loading that fails.
 
+mod block_copies;
 mod cuda;
 mod data_parallel;
 mod experts;

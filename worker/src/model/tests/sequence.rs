@@ -37,6 +37,21 @@ impl Sequence {
         Self { groups, block_size: backend.block_size(), tables, len: 0 }
     }
 
+    /// One that gives nothing back, so that its blocks can be looked at afterwards.
+    pub(super) fn keeping_all(backend: &dyn Backend) -> Self {
+        let sequence = Self::new(backend);
+        let groups = vec![CacheGroup::Full; sequence.groups.len()];
+        Self { groups, ..sequence }
+    }
+
+    /// One whose first `blocks` blocks are there: those that its next token does not see are not.
+    pub(super) fn with_blocks(backend: &dyn Backend, pool: &mut Pool, blocks: usize) -> Self {
+        let mut sequence = Self::keeping_all(backend);
+        sequence.grow(pool, blocks * backend.block_size());
+        let whole = Self { groups: backend.cache_groups().to_vec(), ..sequence };
+        whole.fork(blocks * backend.block_size())
+    }
+
     /// Gives back every block that no further token sees, and takes blocks for `new` more tokens. Blocks
     /// given back are the next to be taken, so that whoever still reads one reads somebody else's.
     pub(super) fn grow(&mut self, pool: &mut Pool, new: usize) {
