@@ -66,6 +66,7 @@ const WORKER: House = House {
         "server",
         "api",
         "answer",
+        "kv_transfer",
         "parallel",
         "model",
         "engine",

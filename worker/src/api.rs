@@ -9,6 +9,7 @@ mod data_parallel;
 mod embeddings;
 mod error;
 mod generate;
+mod kv_transfer;
 mod logprobs;
 mod messages;
 mod model;
@@ -51,6 +52,7 @@ use crate::engine::engines::Engines;
 use crate::engine::generation_config::GenerationConfig;
 use crate::engine::grammar::GrammarCompiler;
 use crate::engine::kv_events::BoundAddrs;
+use crate::kv_transfer::KvTransfers;
 use crate::limits::ClientBounds;
 use crate::metrics::MetricsPage;
 use crate::request_memory::RequestMemory;
@@ -77,6 +79,8 @@ pub(crate) struct App {
     pub(crate) memory: Arc<RequestMemory>,
     /// Where each engine's KV events are, by its rank.
     pub(crate) kv_events: Vec<BoundAddrs>,
+    /// What moves KV between this worker and others.
+    pub(crate) kv_transfers: Option<Arc<KvTransfers>>,
     pub(crate) clients: ClientBounds,
     pub(crate) responses: ResponseStore,
 }

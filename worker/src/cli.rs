@@ -12,6 +12,7 @@ use keyway_wire::kv_event::WireFormat;
 use crate::answer::answer_format::{CallFormat, ReasoningFormat};
 use crate::device::DeviceChoice;
 use crate::engine::kv_events::{KvEventOptions, ZmqAddr};
+use crate::kv_transfer::KvTransferOptions;
 use crate::limits::ClientBounds;
 use crate::log::LogFormat;
 use crate::memory::ByteSize;
@@ -196,6 +197,32 @@ struct Options {
     #[arg(long, value_enum, default_value_t = EventFormat::Map, env = "KEYWAY_WORKER_KV_EVENTS_FORMAT")]
     kv_events_format: EventFormat,
 
+    /// Let other workers fetch the KV of prompts from this address, and fetch from theirs, so that one computes
+    /// a prompt and another answers; port 0 takes a free one, which the log names. On the CPU. Unencrypted:
+    /// keep it on a network of your own.
+    #[arg(long, value_name = "ADDR", env = "KEYWAY_WORKER_KV_TRANSFER_LISTEN")]
+    kv_transfer_listen: Option<SocketAddr>,
+
+    /// Host by which other workers reach that address [default: the address itself].
+    #[arg(
+        long,
+        value_name = "HOST",
+        requires = "kv_transfer_listen",
+        env = "KEYWAY_WORKER_KV_TRANSFER_HOST"
+    )]
+    kv_transfer_host: Option<String>,
+
+    /// File with a secret that all workers of the fleet share, 16 bytes at least. On loopback none is needed;
+    /// KV is then fetched from this machine alone.
+    #[arg(long, value_name = "FILE", requires = "kv_transfer_listen")]
+    #[arg(env = "KEYWAY_WORKER_KV_TRANSFER_KEY_FILE")]
+    kv_transfer_key_file: Option<PathBuf>,
+
+    /// Seconds for which the KV of a prompt is kept for another worker.
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
+    #[arg(env = "KEYWAY_WORKER_KV_TRANSFER_KEEP")]
+    kv_transfer_keep: Duration,
+
     /// Spread a mixture of experts over this many processes of this machine, each with its part of the
     /// weights, say one for each NUMA node or half of the cores. Answers have the same bits for every number.
     /// With --device cuda, over as many GPUs of this machine, from the given one on; where there are fewer,
@@ -329,6 +356,12 @@ impl Cli {
                     EventFormat::Array => WireFormat::VllmArray,
                 },
             }),
+            kv_transfer: options.kv_transfer_listen.map(|listen| KvTransferOptions {
+                listen,
+                host: options.kv_transfer_host,
+                key_file: options.kv_transfer_key_file,
+                keep: options.kv_transfer_keep,
+            }),
             expert_parallel: ExpertParallelOptions {
                 size: match options.expert_parallel_hosts.len() {
                     0 => options.expert_parallel_size,
@@ -407,6 +440,29 @@ mod tests {
         let refused = |args: &[&str]| Cli::try_parse_from([&["keyway-worker"], args].concat()).unwrap_err();
         assert!(refused(&["--kv-replay", "tcp://*:1"]).to_string().contains("--kv-events"));
         assert!(refused(&["--kv-events", "5557"]).to_string().contains("tcp://HOST:PORT"));
+    }
+
+    #[test]
+    fn kv_transfers_have_an_address_and_the_rest_needs_it() {
+        let transfer = |args: &[&str]| {
+            let Task::Serve(options, _) = task(args) else { panic!("must serve") };
+            options.kv_transfer
+        };
+        assert_eq!(transfer(&["--kv-transfer-keep", "3"]), None);
+        let args = [
+            "--kv-transfer-listen",
+            "10.0.0.1:7000",
+            "--kv-transfer-key-file",
+            "key",
+            "--kv-transfer-host",
+            "a",
+        ];
+        let options = transfer(&args).unwrap();
+        assert_eq!((options.listen.port(), options.keep.as_secs()), (7000, 120));
+        assert_eq!((options.host.as_deref(), options.key_file), (Some("a"), Some("key".into())));
+        for alone in [["--kv-transfer-host", "a"], ["--kv-transfer-key-file", "a"]] {
+            assert!(Cli::try_parse_from([&["keyway-worker"], &alone[..]].concat()).is_err());
+        }
     }
 
     #[test]

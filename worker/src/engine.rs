@@ -14,6 +14,7 @@ pub(crate) mod engines;
 mod failures;
 pub(crate) mod generation_config;
 pub(crate) mod grammar;
+pub(crate) mod holds;
 pub(crate) mod kv_events;
 pub(crate) mod logprobs;
 pub(crate) mod sampler;
@@ -35,6 +36,7 @@ use self::failures::Failures;
 use self::turn::UnderWay;
 use crate::engine::backend::{Backend, StepOutput};
 use crate::engine::block_manager::{BlockManager, CacheChange, GroupRules};
+use crate::engine::holds::Holder;
 use crate::engine::kv_events::Recorder;
 use crate::engine::sampler::Sampler;
 use crate::engine::scheduler::{Planned, Scheduler, StepLimits};
@@ -65,12 +67,15 @@ pub(crate) enum SubmitError {
 }
 
 /// What reaches the engine's thread.
+#[derive(Debug)]
 enum Message {
     Submit(Box<Sequence>),
     /// Asks for every block of the prefix cache; answered between two steps.
     Resident(oneshot::Sender<Vec<CacheChange>>),
     /// Wants to know every change of the prefix cache from now on, and what is in it.
     Follow(Recorder),
+    /// Is about prefixes that are held for others; done between two steps.
+    Hold(holds::Asked),
 }
 
 /// Sends requests to the engine. The engine ends when the last handle is dropped and the last sequence is
@@ -91,9 +96,11 @@ impl EngineHandle {
         let slots = Arc::clone(&self.slots).try_acquire_many_owned(requests.len() as u32);
         let mut slots = slots.map_err(|_| SubmitError::Overloaded)?;
         let now = Instant::now();
-        let submit = |request| {
+        let submit = |request: GenerationRequest| {
             let slot = slots.split(1).ok_or(SubmitError::Overloaded)?;
-            let (sequence, generation) = Sequence::new(request, slot, now);
+            let keeper = request.keep.then(|| Holder(self.inbox.clone()));
+            let (mut sequence, generation) = Sequence::new(request, slot, now);
+            sequence.keeper = keeper;
             self.inbox.send(Message::Submit(Box::new(sequence))).map_err(|_| SubmitError::Stopped)?;
             Ok(generation)
         };
@@ -263,6 +270,10 @@ impl Engine {
                 self.catch_up();
                 self.follow(recorder);
             }
+            Message::Hold(asked) => {
+                self.catch_up();
+                self.hold(asked);
+            }
         }
     }
 
@@ -327,6 +338,8 @@ impl Engine {
         let plan = self.scheduler.plan();
         self.metrics.prompt_tokens.inc_by(plan.admitted_tokens as u64);
         self.metrics.cached_tokens.inc_by(plan.cached_tokens as u64);
+        self.metrics.external_wanted_tokens.inc_by(plan.external_wanted as u64);
+        self.metrics.external_tokens.inc_by(plan.external_tokens as u64);
         self.metrics.preemptions.inc_by(plan.preempted as u64);
     }
 
@@ -335,6 +348,7 @@ impl Engine {
         self.metrics.requests_waiting.set(self.scheduler.waiting_len() as i64);
         self.metrics.waiting_uncached_tokens.set(self.scheduler.uncached_tokens() as i64);
         self.metrics.kv_blocks_used.set(self.scheduler.blocks().used_blocks() as i64);
+        self.metrics.kv_blocks_held.set(self.scheduler.holds().blocks() as i64);
     }
 }
 

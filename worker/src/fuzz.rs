@@ -65,6 +65,7 @@ impl Requests {
             clients: ClientBounds::default(),
             responses: ResponseStore::default(),
             kv_events: Vec::new(),
+            kv_transfers: None,
         };
         Ok(Self { app: Arc::new(app) })
     }

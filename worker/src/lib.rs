@@ -10,7 +10,7 @@
 //! 5. `model.rs` computes, behind the seam `engine/backend.rs`.
 //!
 //! `worker.rs` puts them together: [`start`]. Each module imports from those behind it here, and from none
-//! before it: [`cli`], [`fuzz`], `worker`, `server`, `api`, `answer`, `parallel`, [`model`], `engine`,
+//! before it: [`cli`], [`fuzz`], `worker`, `server`, `api`, `answer`, `kv_transfer`, `parallel`, [`model`], `engine`,
 //! `request_memory`, `metrics`, [`log`], `memory`, `device`, `limits`.
 
 mod answer;
@@ -20,6 +20,7 @@ mod device;
 mod engine;
 #[doc(hidden)]
 pub mod fuzz;
+mod kv_transfer;
 mod limits;
 pub mod log;
 mod memory;
@@ -39,6 +40,7 @@ pub use engine::block_manager::CacheChange;
 pub use engine::generation_config::GenerationConfigError;
 pub use engine::kv_events::{BadZmqAddr, KvEventOptions, KvEventsError, ZmqAddr};
 pub use keyway_wire::kv_event::WireFormat;
+pub use kv_transfer::{KvTransferError, KvTransferOptions};
 pub use limits::ClientBounds;
 pub use memory::{BadByteSize, ByteSize};
 pub use model::ExpertParallelOptions;

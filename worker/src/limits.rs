@@ -262,6 +262,41 @@ pub(crate) const KV_ASKERS_MAX: usize = 64;
 /// How long one reply on the KV replay socket, of 100 KB or one batch, may take a client that reads slowly.
 pub(crate) const KV_REPLY_STALL_MAX: Duration = Duration::from_secs(10);
 
+/// Prefixes held for other workers at once: as many as a fleet computes in a second or two. Each takes its
+/// blocks, and its ids.
+pub(crate) const HOLDS_MAX: usize = 256;
+
+/// Of the KV blocks one in so many may be held for other workers, or for KV that comes from them: the others
+/// stay for those who run here.
+pub(crate) const HOLDS_SHARE: usize = 2;
+
+/// Bytes of a host's name (RFC 1035, 2.3.4).
+pub(crate) const HOST_BYTES_MAX: usize = 253;
+
+/// Bytes of the secret that workers of a fleet share: as many as guessing needs, and no file that is no key.
+pub(crate) const KV_KEY_BYTES_MIN: usize = 16;
+pub(crate) const KV_KEY_BYTES_MAX: usize = 4096;
+
+/// Transfers of KV that are given at once, and that are fetched at once; of further ones the prompt is
+/// computed. Each holds [`KV_BATCH_BYTES`] and some blocks.
+pub(crate) const KV_EXPORTS_MAX: usize = 16;
+pub(crate) const KV_IMPORTS_MAX: usize = 16;
+
+/// Bytes of KV that leave or enter the cache at once, between two steps: some milliseconds' copy, and few
+/// enough pieces that a busy engine's steps do not slow a transfer down too much.
+pub(crate) const KV_BATCH_BYTES: usize = 8 << 20;
+
+/// How long another worker may take to answer a connection, and to say what it wants: on one network
+/// milliseconds.
+pub(crate) const KV_CONNECT_MAX: Duration = Duration::from_secs(2);
+pub(crate) const KV_HANDSHAKE_MAX: Duration = Duration::from_secs(5);
+
+/// How long it may take for each frame, which may wait for the end of a step there.
+pub(crate) const KV_STALL_MAX: Duration = Duration::from_secs(15);
+
+/// How long one prompt's KV is fetched at most: 30 GB over 10 Gbit/s.
+pub(crate) const KV_IMPORT_MAX: Duration = Duration::from_secs(30);
+
 /// Changes of the prefix cache that may wait for the publisher of KV events before they are merged. Merged
 /// they are at most two a block, so twice that pays for a merge; at least some steps' worth, lest a tiny
 /// cache merges always.

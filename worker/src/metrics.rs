@@ -2,6 +2,7 @@
 //! What is also exposed under vLLM's names is in `metrics/vllm.rs`.
 
 mod experts;
+mod kv_transfer;
 mod page;
 mod vllm;
 
@@ -9,6 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 pub(crate) use experts::ExpertMetrics;
+pub(crate) use kv_transfer::KvTransferMetrics;
 pub(crate) use page::MetricsPage;
 use prometheus::{
     Error, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
@@ -58,8 +60,11 @@ pub(crate) struct Metrics {
     pub(crate) requests_waiting: IntGauge,
     pub(crate) waiting_uncached_tokens: IntGauge,
     pub(crate) kv_blocks_used: IntGauge,
+    pub(crate) kv_blocks_held: IntGauge,
     pub(crate) prompt_tokens: IntCounter,
     pub(crate) cached_tokens: IntCounter,
+    pub(crate) external_wanted_tokens: IntCounter,
+    pub(crate) external_tokens: IntCounter,
     pub(crate) generation_tokens: IntCounter,
     pub(crate) drawn_tokens: IntCounter,
     pub(crate) preemptions: IntCounter,
@@ -115,6 +120,9 @@ impl Metrics {
         let between = "Time between two tokens of one sequence.";
         let between = new.seconds("inter_token_latency", between, STEP_BUCKETS_S, none)?;
         let used = "KV blocks held by running sequences; cached blocks without a holder are free.";
+        let held = "KV blocks held for other workers, and for KV that comes from them.";
+        let wanted = "Prompt tokens not cached here, of requests that say where their KV is.";
+        let external = "Prompt tokens whose KV came from another worker.";
         let waiting = "Sequences waiting for KV blocks or a place in the batch.";
         let uncached = "Prompt tokens to be computed before first tokens: those of waiting sequences that are not cached now, \
                         and the rest of prefills that have begun.";
@@ -129,10 +137,13 @@ impl Metrics {
             // Named as SGLang's, by which routers know it.
             waiting_uncached_tokens: new.gauge("num_waiting_uncached_tokens", uncached)?,
             kv_blocks_used: new.gauge("kv_blocks_used", used)?,
+            kv_blocks_held: new.gauge("kv_blocks_held", held)?,
             prompt_tokens: new
                 .counter("prompt_tokens", "Tokens of the prompts admitted, cached ones included.")?,
             cached_tokens: new
                 .counter("cached_tokens", "Prompt tokens whose KV was found in the prefix cache.")?,
+            external_wanted_tokens: new.counter("external_wanted_tokens", wanted)?,
+            external_tokens: new.counter("external_tokens", external)?,
             generation_tokens: new.counter("generation_tokens", "Tokens generated.")?,
             drawn_tokens: new.counter("drawn_tokens", drawn)?,
             preemptions: new.counter("preemptions", preemptions)?,

@@ -5,6 +5,7 @@ mod engines;
 mod error;
 mod gpu;
 mod kv_memory;
+mod kv_transfer;
 mod spread;
 
 use std::net::SocketAddr;
@@ -18,6 +19,7 @@ use keyway_kernels::fabric::RANKS_MAX;
 use keyway_text::{TextError, TextModel};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinSet;
 
 pub use error::{OptionsError, StartError};
 
@@ -32,6 +34,7 @@ use crate::engine::grammar::GrammarCompiler;
 use crate::engine::kv_events::{BoundAddrs, KvEventOptions, Publisher};
 use crate::engine::scheduler::StepLimits;
 use crate::engine::{EngineHandle, EngineOptions};
+use crate::kv_transfer::KvTransferOptions;
 use crate::limits::{
     CPU_STEP_DEFAULTS, EXPERT_DEADLINE_MIN as DEADLINE_MIN, GPU_STEP_DEFAULTS, REQUEST_MEMORY_LEAST,
 };
@@ -91,6 +94,8 @@ pub struct WorkerOptions {
     pub clients: ClientBounds,
     /// Where the state of the prefix cache is published; nowhere if absent.
     pub kv_events: Option<KvEventOptions>,
+    /// How KV goes between this worker and others; not at all if absent.
+    pub kv_transfer: Option<KvTransferOptions>,
     /// How the model's experts are spread over processes.
     pub expert_parallel: ExpertParallelOptions,
 }
@@ -119,6 +124,7 @@ impl Default for WorkerOptions {
             request_memory: None,
             clients: ClientBounds::default(),
             kv_events: None,
+            kv_transfer: None,
             expert_parallel: ExpertParallelOptions::default(),
         }
     }
@@ -148,6 +154,9 @@ pub struct RunningWorker {
     engine_stopped: Arc<Notify>,
     handles: Vec<EngineHandle>,
     kv_events: Vec<BoundAddrs>,
+    kv_transfer: Option<SocketAddr>,
+    /// Gives KV to other workers until it is dropped.
+    serving_kv: JoinSet<()>,
 }
 
 /// The parts of a model that are ready before its backend is.
@@ -176,26 +185,10 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
     let addr = listener.local_addr().map_err(listen_error)?;
     let publishers = engines::bind_kv_events(&options).await?;
     let kv_events: Vec<BoundAddrs> = publishers.iter().map(Publisher::addrs).collect();
+    let kv_bound = kv_transfer::bind(&options).await?;
 
-    let source = options.model.clone();
-    // A GPU has number types of its own.
-    let quantize = if gpu.is_some() { Quantize::None } else { options.quantize };
-    let ranks = options.expert_parallel.size;
-    let Loaded { model, text, defaults } = blocking(move || load(&source, quantize, ranks)).await??;
-    let is_on_gpu = gpu.is_some();
-    let computing = match gpu {
-        Some(gpu) => gpu::start(gpu, model, &options).await,
-        None => on_cpu(model, &options).await,
-    };
-    let Computing { info, kv, limits, max_model_len, backends, experts } = match computing {
-        Err(error) if is_on_gpu => {
-            gpu::fall_back(&options, error)?;
-            let (source, quantize) = (options.model.clone(), options.quantize);
-            let Loaded { model, .. } = blocking(move || load(&source, quantize, ranks)).await??;
-            on_cpu(model, &options).await?
-        }
-        computing => computing?,
-    };
+    let (computing, text, defaults) = computing(gpu, &options).await?;
+    let Computing { info, kv, limits, max_model_len, backends, experts } = computing;
     let model_name = options.served_model_name.unwrap_or_else(|| info.name.clone());
     let eos_token_ids = eos_token_ids(&info, &text);
     let engine_options = EngineOptions {
@@ -210,7 +203,9 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
         block_size: kv.block_size,
         num_blocks: kv.num_blocks,
     };
+    let kv_ready = kv_transfer::ready(kv_bound, &backends, &info.numerics_id)?;
     let started = engines::start(backends, &engine_options, &static_info, publishers)?;
+    let kv_transfer = kv_transfer::start(kv_ready, &started.handles)?;
     let request_memory =
         options.request_memory.unwrap_or_else(|| request_memory::default_bytes(max_model_len));
     let app = Arc::new(App {
@@ -218,12 +213,13 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
         clients: options.clients,
         responses: ResponseStore::default(),
         kv_events: kv_events.clone(),
+        kv_transfers: kv_transfer.transfers,
         engines: Engines::new(started.handles.clone()),
         grammars: GrammarCompiler::new(Arc::clone(&text.tokenizer), info.vocab_size, eos_token_ids.clone()),
         formats: Formats::of(&text, options.reasoning_format, options.call_format),
         text,
         defaults,
-        metrics: MetricsPage::new(started.metrics, experts),
+        metrics: MetricsPage::new(started.metrics, experts).with_kv_transfer(kv_transfer.metrics),
         model: ServedModel {
             names: [std::slice::from_ref(&model_name), &options.served_model_aliases].concat(),
             max_model_len,
@@ -238,7 +234,18 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
     log_ready(addr, &model_name, &info, kv, max_model_len);
     engines::log_kv_events(&kv_events);
     let (engines, engine_stopped, handles) = (started.threads, started.stopped, started.handles);
-    Ok(RunningWorker { addr, model_name, shutdown, server, engines, engine_stopped, handles, kv_events })
+    Ok(RunningWorker {
+        addr,
+        model_name,
+        shutdown,
+        server,
+        engines,
+        engine_stopped,
+        handles,
+        kv_events,
+        kv_transfer: kv_transfer.addr,
+        serving_kv: kv_transfer.serving,
+    })
 }
 
 impl RunningWorker {
@@ -267,6 +274,11 @@ impl RunningWorker {
         self.kv_events.first().and_then(|addrs| addrs.replay)
     }
 
+    /// Where other workers fetch KV; `None` if they cannot.
+    pub fn kv_transfer_addr(&self) -> Option<SocketAddr> {
+        self.kv_transfer
+    }
+
     /// Every block of the prefix cache between two steps, parents first; `None` if the engine is gone. For
     /// diagnosis: what a follower of the KV events should have come to. Of the first engine, if there are
     /// several.
@@ -291,11 +303,39 @@ impl RunningWorker {
         if self.server.await.is_err() {
             tracing::error!("the server's task failed");
         }
+        drop(self.serving_kv);
         let joined = blocking(move || self.engines.into_iter().all(|engine| engine.join().is_ok()));
         if !matches!(joined.await, Ok(true)) {
             tracing::error!("an engine's thread failed");
         }
     }
+}
+
+/// Loads the model and makes it compute where it can; its text side and its defaults, too.
+async fn computing(
+    gpu: Option<(gpu::Gpu, usize)>,
+    options: &WorkerOptions,
+) -> Result<(Computing, TextModel, GenerationConfig), StartError> {
+    let source = options.model.clone();
+    // A GPU has number types of its own.
+    let quantize = if gpu.is_some() { Quantize::None } else { options.quantize };
+    let ranks = options.expert_parallel.size;
+    let Loaded { model, text, defaults } = blocking(move || load(&source, quantize, ranks)).await??;
+    let is_on_gpu = gpu.is_some();
+    let computing = match gpu {
+        Some(gpu) => gpu::start(gpu, model, options).await,
+        None => on_cpu(model, options).await,
+    };
+    let computing = match computing {
+        Err(error) if is_on_gpu => {
+            gpu::fall_back(options, error)?;
+            let (source, quantize) = (options.model.clone(), options.quantize);
+            let Loaded { model, .. } = blocking(move || load(&source, quantize, ranks)).await??;
+            on_cpu(model, options).await?
+        }
+        computing => computing?,
+    };
+    Ok((computing, text, defaults))
 }
 
 /// Makes a model compute on the CPU, its experts spread over processes if asked for.

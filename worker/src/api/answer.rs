@@ -46,6 +46,9 @@ struct Answer<'a, C> {
     prompt_token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     keyway: Option<AnswerExtension>,
+    /// Where the prompt's KV is kept, if the request asked for that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_transfer_params: Option<Value>,
 }
 
 /// The field `usage`: a stream that will end with usage says `null` before.
@@ -152,6 +155,9 @@ impl AnswerHead {
             (self.logprobs(choice, true), ids)
         };
         let told: Vec<_> = running.iter_mut().map(told).collect();
+        let kept = running.iter_mut().find_map(|choice| choice.kept.take());
+        let kv_transfer_params =
+            self.app.kv_transfers.as_ref().zip(kept).and_then(|(kv, hold)| kv.offer(hold));
         let running: &[Running] = running;
         let mut prompt_logprobs = None;
         let mut choices = Vec::with_capacity(texts.len());
@@ -175,6 +181,7 @@ impl AnswerHead {
         let object = if chat { "chat.completion" } else { "text_completion" };
         let mut answer = self.answer(object, &choices, UsageField::Counts(usage), keyway);
         answer.prompt_logprobs = prompt_logprobs;
+        answer.kv_transfer_params = kv_transfer_params;
         if chat && self.shape.token_ids {
             answer.prompt_token_ids = running.first().map(|choice| choice.prompt.as_slice());
         }
@@ -307,6 +314,7 @@ impl AnswerHead {
             prompt_logprobs: None,
             prompt_token_ids: None,
             keyway,
+            kv_transfer_params: None,
         }
     }
 }

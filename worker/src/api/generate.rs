@@ -19,7 +19,7 @@ use super::request::{Call, Endpoint};
 use super::running::{Running, Untold, outcome, usage_of};
 use super::stream::{EventStream, Events};
 use super::work::{memory_of, read, work};
-use super::{App, BoxError, Response, data_parallel, json_response, messages, responses};
+use super::{App, BoxError, Response, data_parallel, json_response, kv_transfer, messages, responses};
 use crate::answer::output::TextOutput;
 use crate::answer::reader::Shown;
 use crate::engine::sampler::Sampling;
@@ -115,11 +115,12 @@ where
     };
     let preparer = Arc::clone(app);
     let prepared = work(app, body, move |body, turn| prepare(&preparer, endpoint, body, turn)).await?;
-    let ((mut call, prepared), mut room) = prepared;
+    let ((mut call, mut prepared), mut room) = prepared;
     if let Some(previous) = previous {
         call.asked.follow(previous);
     }
     room.hold(memory_kept(&call, &prepared)).map_err(ApiError::no_memory)?;
+    kv_transfer::fetch(app, call.kv.as_ref(), &mut prepared).await;
     let running = submit(app, &call, rank, prepared, guard)?;
     if call.stream {
         return Ok((Begun::Stream(Box::new(call), running), room));
@@ -212,6 +213,7 @@ fn submit(
             },
             prompt_scores: Vec::new(),
             cached_tokens: 0,
+            kept: None,
         };
     Ok(taken.generations.into_iter().zip(outputs).zip(prompts).enumerate().map(running).collect())
 }

@@ -8,6 +8,7 @@ use keyway_wire::extension::{FIELD, RequestExtension};
 use serde_json::Value;
 
 use super::error::{ApiError, EMITTED_BYTES, OUTPUT_IDS};
+use super::kv_transfer::{self, KvWish};
 use super::params::{Params, kind};
 use super::prompt::PromptSource;
 use super::responses::request::Asked;
@@ -98,6 +99,8 @@ pub(crate) struct Call {
     extension: Option<RequestExtension>,
     /// Names of fields that are not acted on, where that is no error.
     pub(crate) ignored: Vec<String>,
+    /// What shall become of the prompt's KV, or where it is.
+    pub(super) kv: Option<KvWish>,
     /// Of a response: what its answer needs.
     pub(super) asked: Asked,
 }
@@ -130,6 +133,7 @@ impl Call {
             sampling.seed = seed;
         }
         let rules = take_rules(&mut params, app)?;
+        let kv = kv_transfer::take(&mut params, app, endpoint)?;
         let mut call = Self {
             endpoint,
             model,
@@ -149,10 +153,12 @@ impl Call {
             priority: params.take_integer("priority", i64::MIN)?.unwrap_or(0),
             extension,
             ignored: Vec::new(),
+            kv,
             asked,
         };
         call.ignored = if endpoint.is_of_agents() { params.finish_agents()? } else { params.finish()? };
         call.check_extension()?;
+        call.check_kept()?;
         Ok(call)
     }
 
@@ -161,6 +167,16 @@ impl Call {
         self.tools.definitions = None;
         self.form = None;
         self.compiled = OnceLock::new();
+    }
+
+    /// KV is kept of one prompt, and told in a whole answer.
+    fn check_kept(&self) -> Result<(), ApiError> {
+        let is_one = self.source.is_single() && self.shape.n == 1 && !self.stream;
+        if self.kv != Some(KvWish::Keep) || is_one {
+            return Ok(());
+        }
+        let what = "'kv_transfer_params.do_remote_decode' goes with one prompt, one answer and no stream.";
+        Err(ApiError::invalid_value(kv_transfer::PARAMS, what))
     }
 
     /// What the worker extension goes with, and what can be resumed.
@@ -263,6 +279,8 @@ impl Call {
             hidden: false,
             salt: std::sync::Arc::from(self.salt.as_bytes()),
             priority: self.priority,
+            keep: self.kv == Some(KvWish::Keep),
+            imported: None,
         })
     }
 }

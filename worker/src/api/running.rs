@@ -1,6 +1,7 @@
 //! A choice while its tokens come, and what all choices of an answer add up to. Whole answers and streams
 //! share it.
 
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use keyway_text::Tokenizer;
@@ -12,6 +13,7 @@ use super::error::ApiError;
 use super::logprobs::Told;
 use crate::answer::output::TextOutput;
 use crate::answer::reader::Shown;
+use crate::engine::holds::Hold;
 use crate::engine::sequence::{Event, FinishReason, Generation};
 use crate::metrics::Outcome;
 
@@ -28,6 +30,8 @@ pub(crate) struct Running {
     /// Of the prompt, once it is computed, if asked for: its own field, not the text's.
     pub(crate) prompt_scores: Vec<crate::engine::logprobs::TokenScore>,
     pub(crate) cached_tokens: usize,
+    /// The prompt's KV, if the request asked for it to be held.
+    pub(crate) kept: Option<Arc<Hold>>,
     pub(crate) has_calls: bool,
 }
 
@@ -57,6 +61,10 @@ impl Running {
                     self.untold.told.push(Told { id: event.token, score: Some(*score) });
                 }
                 shown
+            }
+            Event::Kept(hold) => {
+                self.kept = Some(hold);
+                Shown::default()
             }
             Event::Failed(reason) => return Poll::Ready(Err(ApiError::form_failed(&reason))),
             Event::BrokenOff(reason) => return Poll::Ready(Err(ApiError::broken_off(&reason))),

@@ -94,6 +94,7 @@ fn app_over(backend: Box<dyn Backend>, text: TextModel) -> Arc<App> {
         clients: ClientBounds::default(),
         responses: ResponseStore::default(),
         kv_events: Vec::new(),
+        kv_transfers: None,
     })
 }
 

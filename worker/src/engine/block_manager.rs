@@ -32,6 +32,7 @@ mod check;
 mod damage;
 mod free_list;
 mod groups;
+mod held;
 mod lookup;
 mod prefix_hash;
 mod registry;
@@ -50,6 +51,7 @@ pub use self::changes::CacheChange;
 pub(crate) use self::damage::Damage;
 use self::free_list::FreeList;
 pub(crate) use self::groups::GroupRules;
+pub(crate) use self::held::{Adoption, HeldPrefix};
 pub(crate) use self::lookup::Lookup;
 use self::prefix_hash::{HashIsKey, PrefixHash, PrefixHasher};
 pub(crate) use self::table::BlockTable;
@@ -135,6 +137,11 @@ impl BlockManager {
     /// Number of cache groups.
     pub(crate) fn groups(&self) -> usize {
         self.rules.len()
+    }
+
+    /// How many blocks there are.
+    pub(crate) fn num_blocks(&self) -> usize {
+        self.blocks.len()
     }
 
     /// Blocks held by sequences. Cached blocks that nobody holds are free.

@@ -11,13 +11,17 @@
 //!   and newcomers of the same step are admitted behind it. While a prefill takes the whole budget no
 //!   newcomer is admitted, so a promise is made and kept within one step, and no sequence ever waits for one
 //!   that may leave.
+//! - Prefixes that are held for other workers (`holds.rs`) yield to who runs, and to who waits while nothing
+//!   runs.
 //!
 //! Next: `block_manager.rs`, where the blocks come from.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::engine::backend::Chunk;
 use crate::engine::block_manager::{BlockId, BlockManager, BlockTable, CacheChange, Damage, Lookup};
+use crate::engine::holds::Holds;
 use crate::engine::sequence::{Rank, Sequence};
 use crate::limits::SCORED_TOKENS_PER_STEP_MAX;
 
@@ -48,6 +52,27 @@ pub(crate) struct Plan {
     /// Prompt tokens of sequences admitted for the first time, and how many of them were cached.
     pub(crate) admitted_tokens: usize,
     pub(crate) cached_tokens: usize,
+    /// Of those whose KV came from elsewhere: tokens that were not cached here before, and how many of them
+    /// came.
+    pub(crate) external_wanted: usize,
+    pub(crate) external_tokens: usize,
+}
+
+impl Plan {
+    /// Counts a prompt that is admitted for the first time. What came from elsewhere for it counts as not
+    /// cached, as in vLLM.
+    fn count(&mut self, sequence: &mut Sequence, cached: usize) {
+        let found = cached.min(sequence.prompt_len);
+        let mut own = found;
+        if let Some(imported) = sequence.imported.take() {
+            own = found.min(imported.local_tokens);
+            self.external_wanted += sequence.prompt_len - own;
+            self.external_tokens += found - own;
+        }
+        sequence.cached_tokens = Some(own);
+        self.admitted_tokens += sequence.prompt_len;
+        self.cached_tokens += own;
+    }
 }
 
 /// All live sequences, waiting or running, and the blocks of their KV.
@@ -61,6 +86,8 @@ pub(crate) struct Scheduler {
     running: Vec<Sequence>,
     plan: Plan,
     scored: ScoredBudget,
+    /// Prefixes that are held for others.
+    holds: Holds,
     /// How many sequences were added so far, which ranks equal priorities.
     arrivals: u64,
 }
@@ -92,8 +119,8 @@ impl ScoredBudget {
 impl Scheduler {
     pub(crate) fn new(limits: StepLimits, blocks: BlockManager) -> Self {
         let (waiting, running) = (BTreeMap::new(), Vec::new());
-        let (plan, scored) = (Plan::default(), ScoredBudget::default());
-        Self { limits, blocks, waiting, running, plan, scored, arrivals: 0 }
+        let (plan, scored, holds) = (Plan::default(), ScoredBudget::default(), Holds::default());
+        Self { limits, blocks, waiting, running, plan, scored, holds, arrivals: 0 }
     }
 
     /// Queues a newcomer behind all of its priority.
@@ -145,6 +172,28 @@ impl Scheduler {
 
     pub(crate) fn blocks(&self) -> &BlockManager {
         &self.blocks
+    }
+
+    pub(crate) fn holds(&self) -> &Holds {
+        &self.holds
+    }
+
+    /// The held prefixes, and the blocks they are of.
+    pub(crate) fn holds_mut(&mut self) -> (&mut Holds, &mut BlockManager) {
+        (&mut self.holds, &mut self.blocks)
+    }
+
+    /// Holds the prompt of the sequence of this rank beyond its end, if that is asked for and it has no token
+    /// yet; tells its client. To be called once the prompt is computed.
+    pub(crate) fn keep_prompt(&mut self, rank: Rank, place: usize) {
+        let Some(sequence) = self.find(rank, place) else { return };
+        let Some(holder) = sequence.keeper.take() else { return };
+        let prompt = sequence.tokens[..sequence.prompt_len].to_vec();
+        let salt = Arc::clone(&sequence.salt);
+        let hold = self.holds.keep(&mut self.blocks, (&prompt, &salt), holder);
+        if let (Some(hold), Some(sequence)) = (hold, self.find(rank, place)) {
+            sequence.kept(hold);
+        }
     }
 
     /// Records changes of the prefix cache from now on; see [`BlockManager::record_changes`].
@@ -223,6 +272,7 @@ impl Scheduler {
             sequence.break_off(reason.to_owned());
         }
         self.plan = Plan::default();
+        self.holds.forget();
         self.blocks.clear();
     }
 
@@ -240,6 +290,7 @@ impl Scheduler {
             self.waiting.insert(sequence.rank, sequence);
         }
         self.plan = Plan::default();
+        self.holds.forget();
         self.blocks.clear();
         lost
     }
@@ -265,6 +316,7 @@ impl Scheduler {
             match self.plan_running() {
                 Some(budget) => break budget,
                 // Who was planned on may be gone: the whole plan is made again.
+                None if self.holds.drop_oldest(&mut self.blocks) => {}
                 None => self.preempt_worst(),
             }
         };
@@ -324,16 +376,17 @@ impl Scheduler {
             let table = &mut sequence.table;
             let Some(cached) = self.blocks.admit(table, &sequence.tokens, &sequence.salt, *budget, reuse)
             else {
+                // What runs gives blocks back; what is held may not while nothing runs.
+                if self.running.is_empty() && self.holds.drop_oldest(&mut self.blocks) {
+                    continue;
+                }
                 return;
             };
             let mut sequence = next.remove();
             sequence.computed = cached;
             sequence.lookup = Lookup::default();
             if sequence.cached_tokens.is_none() {
-                let cached = cached.min(sequence.prompt_len);
-                sequence.cached_tokens = Some(cached);
-                self.plan.admitted_tokens += sequence.prompt_len;
-                self.plan.cached_tokens += cached;
+                self.plan.count(&mut sequence, cached);
             }
             let tokens = self.scored.tokens(&sequence, *budget);
             promise(&mut self.blocks, &mut sequence, tokens);
@@ -375,7 +428,7 @@ impl Scheduler {
         if let Some(sequence) = self.waiting.values().find(|s| !s.table.is_empty()) {
             return Err(Damage::WaitingHolds { tokens: sequence.tokens.len() });
         }
-        self.blocks.check(self.running.iter().map(|s| (&s.table, s.computed)))
+        self.blocks.check(self.running.iter().map(|s| (&s.table, s.computed)).chain(self.holds.tables()))
     }
 }
 

@@ -11,6 +11,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use crate::engine::backend::PENDING;
 use crate::engine::block_manager::{BlockTable, Lookup};
 use crate::engine::grammar::{Broken, Grammar, Next};
+use crate::engine::holds::{Hold, Holder, Imported};
 use crate::engine::logprobs::TokenScore;
 use crate::engine::sampler::Sampling;
 use crate::engine::token_rules::{RuleState, TokenRules};
@@ -43,6 +44,10 @@ pub(crate) struct GenerationRequest {
     pub(crate) salt: Arc<[u8]>,
     /// The lower, the sooner.
     pub(crate) priority: i64,
+    /// Whether the prompt's KV is to be held beyond the end, for another worker to fetch.
+    pub(crate) keep: bool,
+    /// What came of the prompt's KV from another worker.
+    pub(crate) imported: Option<Imported>,
 }
 
 impl Default for GenerationRequest {
@@ -60,6 +65,8 @@ impl Default for GenerationRequest {
             hidden: false,
             salt: Arc::from([]),
             priority: 0,
+            keep: false,
+            imported: None,
         }
     }
 }
@@ -91,6 +98,8 @@ pub(crate) enum FinishReason {
 pub(crate) enum Event {
     /// The prompt is computed. Comes first, and only if the request asked for something that is in it.
     Prompt(PromptOutcome),
+    /// The prompt's KV is held, as the request asked for. Comes before the first token.
+    Kept(Arc<Hold>),
     /// A generated token; the last one says why the generation ended.
     Token(TokenEvent),
     /// The answer's form cannot be kept, for this reason. The last event.
@@ -160,6 +169,10 @@ pub(crate) struct Sequence {
     pub(crate) logprobs: Option<usize>,
     /// Set once, at the first admission.
     pub(crate) cached_tokens: Option<usize>,
+    /// What came of its KV from elsewhere, until it is admitted.
+    pub(crate) imported: Option<Imported>,
+    /// Holds its prompt once that is computed, if the request asks for it.
+    pub(crate) keeper: Option<Holder>,
     pub(crate) arrived: Instant,
     pub(crate) last_token: Option<Instant>,
     /// Why it ended; it leaves at the end of that step.
@@ -217,6 +230,8 @@ impl Sequence {
             grammar: request.grammar,
             logprobs: request.logprobs,
             cached_tokens: None,
+            imported: request.imported,
+            keeper: None,
             arrived: now,
             last_token: None,
             finish: None,
@@ -294,6 +309,11 @@ impl Sequence {
         let scores = std::mem::take(&mut self.prompt_wish.scores);
         let cached_tokens = self.cached_tokens.unwrap_or(0);
         self.tell(Event::Prompt(PromptOutcome { scores, hidden, cached_tokens, is_last }));
+    }
+
+    /// Takes note that its prompt is held, and tells the client.
+    pub(crate) fn kept(&self, hold: Hold) {
+        self.tell(Event::Kept(Arc::new(hold)));
     }
 
     /// Whether the client is gone.

@@ -2,6 +2,7 @@
 
 mod broken_off;
 mod drawing;
+mod holds;
 mod kv_events;
 mod position;
 mod remembering;
@@ -97,7 +98,7 @@ fn finish_all(engine: &mut Engine, generations: Vec<Generation>) -> Vec<Vec<Even
 fn token(event: Event) -> Option<TokenEvent> {
     match event {
         Event::Token(event) => Some(event),
-        Event::Prompt(_) | Event::Failed(_) | Event::BrokenOff(_) => None,
+        Event::Prompt(_) | Event::Kept(_) | Event::Failed(_) | Event::BrokenOff(_) => None,
     }
 }
 

@@ -217,6 +217,9 @@ impl Engine {
         let (mut drawn, mut scores) = (self.output.tokens.iter(), self.output.scores.iter());
         for row in step.rows {
             let index = count - logits.len();
+            if !matches!(row.purpose, Purpose::Score(_)) {
+                self.scheduler.keep_prompt(row.rank, row.place);
+            }
             let (token, logits) = match row.purpose {
                 Purpose::Draw { is_scored, .. } => {
                     let scored =

@@ -9,7 +9,7 @@ use prometheus::{Encoder as _, TextEncoder};
 
 use crate::log;
 
-use super::{ExpertMetrics, Metrics, RequestGuard, vllm};
+use super::{ExpertMetrics, KvTransferMetrics, Metrics, RequestGuard, vllm};
 
 /// Everything that a worker exposes.
 #[derive(Debug)]
@@ -18,11 +18,18 @@ pub(crate) struct MetricsPage {
     engines: Vec<Arc<Metrics>>,
     /// Where experts are spread over ranks.
     experts: Option<Arc<ExpertMetrics>>,
+    /// Where KV goes between workers.
+    kv_transfer: Option<Arc<KvTransferMetrics>>,
 }
 
 impl MetricsPage {
     pub(crate) fn new(engines: Vec<Arc<Metrics>>, experts: Option<Arc<ExpertMetrics>>) -> Self {
-        Self { engines, experts }
+        Self { engines, experts, kv_transfer: None }
+    }
+
+    /// With those of KV that goes between workers.
+    pub(crate) fn with_kv_transfer(self, metrics: Option<Arc<KvTransferMetrics>>) -> Self {
+        Self { kv_transfer: metrics, ..self }
     }
 
     /// Whether all ranks are there that this worker needs.
@@ -46,13 +53,14 @@ impl MetricsPage {
     pub(crate) fn render(&self) -> String {
         let mut families: Vec<MetricFamily> = Vec::new();
         let of_experts = self.experts.iter().flat_map(|experts| experts.registry.gather());
+        let of_transfers = self.kv_transfer.iter().flat_map(|transfers| transfers.registry.gather());
         let of_engines = self.engines.iter().flat_map(|engine| {
             let own = engine.registry.gather();
             let theirs = vllm::families(&own, &engine.model, &engine.rank.unwrap_or(0).to_string());
             own.into_iter().chain(theirs)
         });
         let of_log = log::lost().into_iter().flat_map(Collector::collect);
-        for mut family in of_engines.chain(of_experts).chain(of_log) {
+        for mut family in of_engines.chain(of_experts).chain(of_transfers).chain(of_log) {
             match families.iter_mut().find(|known| known.name() == family.name()) {
                 // The next engine's.
                 Some(known) => known.mut_metric().extend(family.take_metric()),

@@ -9,13 +9,15 @@ use prometheus::proto::{Gauge, LabelPair, Metric, MetricFamily, MetricType};
 use super::Outcome;
 
 /// Own name, vLLM's name. Counters end with `_total` in both.
-const SAME: [(&str, &str); 10] = [
+const SAME: [(&str, &str); 12] = [
     ("keyway_worker_requests_running", "vllm:num_requests_running"),
     ("keyway_worker_requests_waiting", "vllm:num_requests_waiting"),
     ("keyway_worker_preemptions_total", "vllm:num_preemptions_total"),
     ("keyway_worker_prompt_tokens_total", "vllm:prompt_tokens_total"),
     ("keyway_worker_generation_tokens_total", "vllm:generation_tokens_total"),
     ("keyway_worker_cached_tokens_total", "vllm:prefix_cache_hits_total"),
+    ("keyway_worker_external_wanted_tokens_total", "vllm:external_prefix_cache_queries_total"),
+    ("keyway_worker_external_tokens_total", "vllm:external_prefix_cache_hits_total"),
     ("keyway_worker_time_to_first_token_seconds", "vllm:time_to_first_token_seconds"),
     ("keyway_worker_inter_token_latency_seconds", "vllm:inter_token_latency_seconds"),
     (REQUESTS, "vllm:request_success_total"),
@@ -112,6 +114,8 @@ mod tests {
         metrics.kv_blocks_used.set(50);
         metrics.prompt_tokens.inc_by(100);
         metrics.cached_tokens.inc_by(64);
+        metrics.external_wanted_tokens.inc_by(36);
+        metrics.external_tokens.inc_by(32);
         metrics.time_to_first_token.observe(0.003);
         for outcome in [Outcome::Length, Outcome::Aborted] {
             RequestGuard::new(metrics.clone()).set(outcome);
@@ -124,6 +128,8 @@ mod tests {
             ("kv_cache_usage_perc", 0.25),
             ("prefix_cache_queries_total", 100.0),
             ("prefix_cache_hits_total", 64.0),
+            ("external_prefix_cache_queries_total", 36.0),
+            ("external_prefix_cache_hits_total", 32.0),
             ("prompt_tokens_total", 100.0),
             ("num_preemptions_total", 0.0),
             ("generation_tokens_total", 0.0),

@@ -1,6 +1,8 @@
 //! Copies of KV blocks out of the CPU backend's memory and into it, bit for bit. Whose blocks they are, and
 //! where they go, is decided elsewhere: `engine/holds.rs`.
 
+use keyway_kernels::kv_cache::KvCache;
+
 use super::CpuBackend;
 use crate::engine::backend::{BlockLayout, CacheGroup, CopyError};
 
@@ -10,7 +12,7 @@ impl CpuBackend {
     pub(super) fn layout_of_blocks(&self) -> BlockLayout {
         let kinds: Vec<String> =
             self.plan.groups.iter().enumerate().map(|(g, kind)| self.named(g, *kind)).collect();
-        let words = match self.slabs.first().map(|slab| slab.shape()) {
+        let words = match self.slabs.first().map(KvCache::shape) {
             Some(shape) => format!(
                 "f32x16 block={} heads={} key={} value={} {}",
                 shape.block_size,
@@ -40,7 +42,7 @@ impl CpuBackend {
     }
 
     fn bytes_of_block(&self, group: usize) -> usize {
-        self.slabs[..self.layers_of(group)].iter().map(|slab| slab.block_bytes()).sum()
+        self.slabs[..self.layers_of(group)].iter().map(KvCache::block_bytes).sum()
     }
 
     /// Appends a block's KV to `out`, layer by layer.

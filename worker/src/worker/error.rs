@@ -8,6 +8,7 @@ use keyway_text::TextError;
 
 use crate::engine::generation_config::GenerationConfigError;
 use crate::engine::kv_events::KvEventsError;
+use crate::kv_transfer::KvTransferError;
 use crate::limits::{EXPERT_DEADLINE_MIN, REQUEST_MEMORY_LEAST};
 use crate::model::ModelError;
 
@@ -26,6 +27,9 @@ pub enum StartError {
     /// The addresses for KV events cannot be bound.
     #[error(transparent)]
     KvEvents(#[from] KvEventsError),
+    /// KV cannot go between this worker and others.
+    #[error(transparent)]
+    KvTransfer(#[from] KvTransferError),
     /// Options that cannot be, or not together.
     #[error(transparent)]
     Options(#[from] OptionsError),

@@ -11,9 +11,13 @@ use crate::engine::backend::NO_BLOCK;
 impl BlockManager {
     /// The registered anchors that `tokens` begin with, never all of its tokens.
     pub(super) fn matched(&self, tokens: &[u32], salt: &Arc<[u8]>) -> Vec<BlockId> {
-        let usable = tokens.len().saturating_sub(1) / self.block_size;
+        self.matched_blocks(tokens, salt, tokens.len().saturating_sub(1) / self.block_size)
+    }
+
+    /// The registered anchors that `tokens` begin with, at most so many.
+    pub(super) fn matched_blocks(&self, tokens: &[u32], salt: &[u8], most: usize) -> Vec<BlockId> {
         let mut matched = Vec::new();
-        for ids in tokens.chunks_exact(self.block_size).take(usable) {
+        for ids in tokens.chunks_exact(self.block_size).take(most) {
             let (parent, hash) = self.chain(&matched, ids, salt);
             match self.index.get(&hash) {
                 Some(block) if self.is(*block, parent, ids, salt) => matched.push(*block),
@@ -44,7 +48,7 @@ impl BlockManager {
     }
 
     /// Whether anchor `block` holds exactly `ids` after `parent` under `salt`.
-    fn is(&self, block: BlockId, parent: Option<BlockId>, ids: &[u32], salt: &[u8]) -> bool {
+    pub(super) fn is(&self, block: BlockId, parent: Option<BlockId>, ids: &[u32], salt: &[u8]) -> bool {
         self.registration(block)
             .is_some_and(|r| r.parent == parent && *r.salt == *salt && self.ids(block) == ids)
     }
@@ -116,7 +120,7 @@ impl BlockManager {
         if findable { self.attached_to(table.anchors()[i], g) } else { None }
     }
 
-    fn attachment(&mut self, anchor: BlockId, g: usize) -> &mut BlockId {
+    pub(super) fn attachment(&mut self, anchor: BlockId, g: usize) -> &mut BlockId {
         &mut self.attached[anchor as usize * (self.rules.len() - 1) + g - 1]
     }
 

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::engine::backend::{Backend, CacheGroup, Chunk, StepError};
+use crate::engine::backend::{Backend, BlockLayout, CacheGroup, Chunk, CopyError, StepError};
 
 pub(super) const VOCAB: usize = 50;
 
@@ -67,6 +67,30 @@ impl Backend for Remembering {
 
     fn cache_groups(&self) -> &[CacheGroup] {
         &self.groups
+    }
+
+    fn block_layout(&self) -> Option<BlockLayout> {
+        let block_bytes = vec![4 * self.block_size; self.groups.len()];
+        Some(BlockLayout { words: "ids".to_owned(), block_bytes })
+    }
+
+    fn copy_block(&self, _: usize, block: u32, out: &mut Vec<u8>) -> Result<(), CopyError> {
+        let start = block as usize * self.block_size;
+        for token in &self.kv[start..start + self.block_size] {
+            out.extend(token.expect("KV is copied only where it was written").to_le_bytes());
+        }
+        Ok(())
+    }
+
+    fn write_block(&mut self, _: usize, block: u32, bytes: &[u8]) -> Result<(), CopyError> {
+        let (tokens, _) = bytes.as_chunks::<4>();
+        if tokens.len() != self.block_size {
+            return Err(CopyError);
+        }
+        for (i, token) in tokens.iter().enumerate() {
+            self.kv[block as usize * self.block_size + i] = Some(u32::from_le_bytes(*token));
+        }
+        Ok(())
     }
 
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), StepError> {

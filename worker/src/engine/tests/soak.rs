@@ -196,6 +196,7 @@ impl Client {
                     assert_eq!(outcome.scores, self.scores);
                     continue;
                 }
+                Event::Kept(_) => panic!("nobody asked for that"),
                 Event::Failed(reason) | Event::BrokenOff(reason) => panic!("{reason}"),
             };
             assert_eq!(self.expected.pop_front(), Some((event.token, event.finish)));

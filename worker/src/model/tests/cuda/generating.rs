@@ -34,7 +34,7 @@ pub(super) async fn heard(mut generation: Generation) -> Vec<Event> {
     while let Some(event) = poll_fn(|context| generation.poll_next(context)).await {
         match event {
             sequence::Event::Token(event) => heard.push((event.token, event.finish, event.score)),
-            sequence::Event::Prompt(_) => {}
+            sequence::Event::Prompt(_) | sequence::Event::Kept(_) => {}
             sequence::Event::Failed(reason) | sequence::Event::BrokenOff(reason) => panic!("{reason}"),
         }
     }

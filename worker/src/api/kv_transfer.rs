@@ -1,0 +1,115 @@
+//! `kv_transfer_params`: what a request says of its prompt's KV, in the words of vLLM's NIXL connector. Either
+//! this worker shall keep it for another, or it is to be had from another.
+
+use serde_json::{Map, Value};
+
+use super::App;
+use super::error::ApiError;
+use super::generate::Prepared;
+use super::params::{Params, kind};
+use super::request::Endpoint;
+use crate::kv_transfer::RemoteKv;
+use crate::limits::HOST_BYTES_MAX;
+
+/// The field of requests, and of answers.
+pub(super) const PARAMS: &str = "kv_transfer_params";
+
+/// What a request wants of its prompt's KV.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum KvWish {
+    /// It shall be kept for another worker.
+    Keep,
+    /// It is there; `None`: where no worker of this kind is.
+    Fetch(Option<RemoteKv>),
+}
+
+/// Takes the field, where this worker moves KV. Without that it is left, and so refused.
+pub(super) fn take(params: &mut Params, app: &App, endpoint: Endpoint) -> Result<Option<KvWish>, ApiError> {
+    let keeps = |params: &Params| {
+        params.get(PARAMS).and_then(|fields| fields.get("do_remote_decode")) == Some(&Value::Bool(true))
+    };
+    // Agents' answers have no word for where KV is.
+    if app.kv_transfers.is_none() || endpoint.is_of_agents() && keeps(params) {
+        return Ok(None);
+    }
+    let Some(fields) = params.take_object(PARAMS)? else { return Ok(None) };
+    match (flag(&fields, "do_remote_decode")?, flag(&fields, "do_remote_prefill")?) {
+        (true, true) => {
+            let what = "'kv_transfer_params' asks for KV to be kept and to be fetched; this worker does one of them.";
+            Err(ApiError::invalid_value(PARAMS, what))
+        }
+        (true, false) => Ok(Some(KvWish::Keep)),
+        (false, true) => Ok(Some(KvWish::Fetch(remote(&fields)))),
+        (false, false) => Ok(None),
+    }
+}
+
+fn flag(fields: &Map<String, Value>, name: &str) -> Result<bool, ApiError> {
+    match fields.get(name) {
+        None | Some(Value::Null) => Ok(false),
+        Some(Value::Bool(flag)) => Ok(*flag),
+        Some(other) => {
+            let path = format!("{PARAMS}.{name}");
+            let what = format!("'{path}' must be true or false, not {}.", kind(other));
+            Err(ApiError::invalid_value(&path, what))
+        }
+    }
+}
+
+/// Where the KV is, as `KvTransfers::offer` says it.
+fn remote(fields: &Map<String, Value>) -> Option<RemoteKv> {
+    let text = |name: &str| fields.get(name).and_then(Value::as_str);
+    let number = |name: &str| fields.get(name).and_then(Value::as_u64);
+    let transfer = text("remote_request_id").filter(|id| id.len() == 32)?;
+    let is_of_hosts = |byte: u8| byte.is_ascii_alphanumeric() || b".:-_".contains(&byte);
+    let host =
+        text("remote_host").filter(|host| host.len() <= HOST_BYTES_MAX && host.bytes().all(is_of_hosts))?;
+    Some(RemoteKv {
+        transfer: u128::from_str_radix(transfer, 16).ok()?,
+        host: host.to_owned(),
+        port: number("remote_port")?.try_into().ok()?,
+        tokens: number("remote_num_tokens")?.try_into().ok()?,
+    })
+}
+
+/// Fetches what another worker has of the prompt, if all choices have one prompt.
+pub(super) async fn fetch(app: &App, wish: Option<&KvWish>, prepared: &mut [Prepared]) {
+    let (Some(transfers), Some(KvWish::Fetch(remote))) = (&app.kv_transfers, wish) else { return };
+    let Some(remote) = remote else { return transfers.is_foreign() };
+    let Some(((first, _), others)) = prepared.split_first_mut() else { return };
+    // What is scored must be computed.
+    let is_computed =
+        first.prompt_logprobs.is_some() || others.iter().any(|(other, _)| other.prompt != first.prompt);
+    if remote.tokens > 0 && !is_computed {
+        first.imported = transfers.fetch(remote, &first.prompt, &first.salt).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn where_kv_is_is_read_as_it_is_told_and_nothing_else() {
+        let told = json!({"remote_request_id": "0".repeat(31) + "f", "remote_host": "10.0.0.1", "remote_port": 7000,
+                          "remote_num_tokens": 32, "remote_engine_id": "e", "of the future": {}});
+        let read = |told: &Value| remote(told.as_object().unwrap());
+        let expected = RemoteKv { transfer: 15, host: "10.0.0.1".to_owned(), port: 7000, tokens: 32 };
+        assert_eq!(read(&told), Some(expected));
+        for (name, value) in [
+            ("remote_request_id", json!("f")),
+            ("remote_request_id", json!("x".repeat(32))),
+            ("remote_host", json!("a\nb")),
+            ("remote_host", json!("a".repeat(300))),
+            ("remote_host", json!(null)),
+            ("remote_port", json!(70_000)),
+            ("remote_num_tokens", json!(-1)),
+        ] {
+            let mut other = told.clone();
+            other[name] = value;
+            assert_eq!(read(&other), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! The exporter's end: listens, and gives a kept prompt's KV to the worker that names it and has the prompt.
+//! What was fetched is let go, and so is what was not fetched whole: the importer computes the rest.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::KvTransfers;
+use super::chain::{self, Link};
+use super::fault::Fault;
+use super::seal::{self, Nonces, To};
+use super::wire::{self, Ask, BlockHead, CONTROL_MAX, HELLO, Kind, Sealed, within};
+use crate::engine::holds::{BlockKv, Hold};
+use crate::limits::{KV_BATCH_BYTES, KV_EXPORTS_MAX, KV_HANDSHAKE_MAX, KV_STALL_MAX};
+
+/// Pause after a failed accept: see `server.rs`.
+const ACCEPT_RETRY: Duration = Duration::from_millis(50);
+
+/// Gives KV to whoever may have it, and lets go of what nobody fetched, until this is dropped.
+pub(crate) async fn serve(listener: TcpListener, transfers: Arc<KvTransfers>) {
+    let places = Arc::new(Semaphore::new(KV_EXPORTS_MAX));
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    while connections.try_join_next().is_some() {} // those that are over
+                    // Where too many are served, the connection ends at once, and its prompt is computed there.
+                    let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+                        transfers.metrics.exported(Fault::Busy.as_str());
+                        continue;
+                    };
+                    let transfers = Arc::clone(&transfers);
+                    connections.spawn(async move {
+                        transfers.give(stream).await;
+                        drop(place);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection for a KV transfer");
+                    sleep(ACCEPT_RETRY).await;
+                }
+            },
+            expired = transfers.kept.expired() => transfers.let_go(expired),
+        }
+    }
+}
+
+/// What an authenticated importer may have.
+struct Given {
+    hold: Arc<Hold>,
+    links: Vec<Link>,
+    first: usize,
+}
+
+impl KvTransfers {
+    fn let_go(&self, expired: usize) {
+        self.metrics.kept.set(self.kept.len() as i64);
+        for _ in 0..expired {
+            self.metrics.exported("expired");
+        }
+        tracing::warn!(transfers = expired, "KV that was kept for other workers was not fetched in time");
+    }
+
+    /// Serves one connection, and notes how it went.
+    async fn give(&self, stream: TcpStream) {
+        // What is small goes at once; what is not fills its packets anyway.
+        drop(stream.set_nodelay(true));
+        let began = Instant::now();
+        let done = self.try_give(stream).await;
+        self.metrics.export_seconds.observe(began.elapsed().as_secs_f64());
+        match done {
+            Ok(()) => self.metrics.exported("done"),
+            Err(fault) => {
+                self.metrics.exported(fault.as_str());
+                // Who is no worker, or has left, is none of the operator's business.
+                if matches!(fault, Fault::Lost | Fault::Timeout | Fault::Protocol | Fault::Version) {
+                    tracing::debug!(cause = %fault, "KV was not given to another worker");
+                } else {
+                    tracing::warn!(cause = %fault, "KV was not given to another worker");
+                }
+            }
+        }
+    }
+
+    async fn try_give(&self, stream: TcpStream) -> Result<(), Fault> {
+        let (mut channel, ask) =
+            timeout(KV_HANDSHAKE_MAX, self.meet(stream)).await.map_err(|_| Fault::Timeout)??;
+        let given = match self.grant(&ask) {
+            Ok(given) => given,
+            Err(fault) => {
+                if let Some(code) = fault.code() {
+                    channel.send(Kind::Refusal, &[code]).await?;
+                }
+                return Err(fault);
+            }
+        };
+        channel.send(Kind::Offer, &ask.blocks.to_le_bytes()).await?;
+        self.send_blocks(&mut channel, &given).await?;
+        channel.send(Kind::End, &[]).await?;
+        within(KV_STALL_MAX, channel.stream.shutdown()).await
+    }
+
+    /// Learns who is there and what is wanted.
+    async fn meet(&self, mut stream: TcpStream) -> Result<(Sealed<TcpStream>, Ask), Fault> {
+        let mut hello = [0; HELLO];
+        within(KV_STALL_MAX, stream.read_exact(&mut hello)).await?;
+        let own = seal::random()?;
+        let importer = wire::read_hello(&hello);
+        // Who speaks another version is told which this one is.
+        let nonces = Nonces { importer: importer.unwrap_or_default(), exporter: own };
+        let reply = [&wire::hello(&own)[..], &self.secret.proof(&nonces)].concat();
+        if !matches!(importer, Err(Fault::Protocol)) {
+            within(KV_STALL_MAX, stream.write_all(&reply)).await?;
+        }
+        importer?;
+        let (sends, receives) =
+            (self.secret.tags(&nonces, To::Importer), self.secret.tags(&nonces, To::Exporter));
+        let mut channel = Sealed { stream, sends, receives, stall: KV_STALL_MAX };
+        match channel.receive(CONTROL_MAX).await {
+            Ok((Kind::Ask, ask)) => Ok((channel, Ask::read(&ask)?)),
+            // Its first tag is the importer's proof.
+            Err(Fault::Corrupt) => Err(Fault::Unauthenticated),
+            Ok(_) => Err(Fault::Protocol),
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// What the ask may have, from then on for it alone.
+    fn grant(&self, ask: &Ask) -> Result<Given, Fault> {
+        if ask.numerics_id != self.identity.numerics_id {
+            return Err(Fault::Numerics);
+        }
+        if ask.layout != self.identity.layout.words {
+            return Err(Fault::Layout);
+        }
+        let hold = self.kept.get(ask.transfer).ok_or(Fault::Unknown)?;
+        let links = chain::links(hold.tokens(), self.identity.block_size, hold.salt());
+        let (first, blocks) = (ask.first as usize, ask.blocks as usize);
+        if links.len() != blocks + 1 || links.last() != Some(&ask.link) || first > blocks {
+            return Err(Fault::Prompt);
+        }
+        if !self.kept.take(ask.transfer) {
+            return Err(Fault::Unknown);
+        }
+        self.metrics.kept.set(self.kept.len() as i64);
+        Ok(Given { hold, links, first })
+    }
+
+    async fn send_blocks(&self, channel: &mut Sealed<TcpStream>, given: &Given) -> Result<(), Fault> {
+        let bytes: usize = self.identity.layout.block_bytes.iter().sum();
+        let (stride, end) = ((KV_BATCH_BYTES / bytes.max(1)).max(1), given.links.len() - 1);
+        for first in (given.first..end).step_by(stride) {
+            for BlockKv { group, place, bytes } in given.hold.copy(first..end.min(first + stride)).await? {
+                let head =
+                    BlockHead { group: group as u8, place: place as u32, link: given.links[place + 1] };
+                channel.send(Kind::Block, &head.write(&bytes)).await?;
+                self.metrics.export_blocks.inc();
+                self.metrics.export_bytes.inc_by(bytes.len() as u64);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,179 @@
+//! The importer's end: fetches the KV of a prompt before the prompt is submitted. What came before something
+//! went wrong stays, block for block as good as computed; the rest is computed here.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpStream, lookup_host};
+use tokio::time::{Instant, timeout};
+
+use super::chain::{self, Link};
+use super::fault::Fault;
+use super::seal::{self, Nonces, TAG, To};
+use super::wire::{self, Ask, BLOCK_HEAD, BlockHead, CONTROL_MAX, HELLO, Kind, Sealed, within};
+use super::{KvTransfers, RemoteKv};
+use crate::engine::holds::{Begun, BlockKv, Hold, Imported};
+use crate::limits::{KV_BATCH_BYTES, KV_CONNECT_MAX, KV_IMPORT_MAX, KV_STALL_MAX};
+
+/// What is fetched.
+struct Wanted {
+    hold: Hold,
+    /// The first block that is not here.
+    first: usize,
+    /// The names of the prompt's prefixes, the empty one's first.
+    links: Vec<Link>,
+}
+
+impl KvTransfers {
+    /// Fetches the KV of a prompt that another worker has computed, as far as it is not here. `None` where
+    /// there was nothing to be had. Never fails: what did not come is computed.
+    pub(crate) async fn fetch(
+        &self,
+        remote: &RemoteKv,
+        prompt: &[u32],
+        salt: &Arc<[u8]>,
+    ) -> Option<Imported> {
+        let began = Instant::now();
+        let (imported, done) = self.try_fetch(remote, prompt, salt).await;
+        self.metrics.import_seconds.observe(began.elapsed().as_secs_f64());
+        match done {
+            Ok(()) => self.metrics.imported("done"),
+            Err(fault) => {
+                self.metrics.imported(fault.as_str());
+                let RemoteKv { host, port, .. } = remote;
+                tracing::warn!(cause = %fault, host, port, "KV was not fetched; the prompt is computed here");
+            }
+        }
+        imported
+    }
+
+    async fn try_fetch(
+        &self,
+        remote: &RemoteKv,
+        prompt: &[u32],
+        salt: &Arc<[u8]>,
+    ) -> (Option<Imported>, Result<(), Fault>) {
+        let block_size = self.identity.block_size;
+        // The last token must run.
+        let most = prompt.len().saturating_sub(1) / block_size;
+        let blocks = remote.tokens / block_size;
+        if !remote.tokens.is_multiple_of(block_size) || blocks > most {
+            return (None, Err(Fault::Prompt));
+        }
+        let Ok(_place) = self.imports.try_acquire() else { return (None, Err(Fault::Busy)) };
+        let tokens = &prompt[..remote.tokens];
+        let begun = self.engine.begin_import(tokens.to_vec(), Arc::clone(salt)).await;
+        let Some(Begun { hold, first, local_tokens }) = begun else { return (None, Err(Fault::NoRoom)) };
+        let wanted = Wanted { hold, first, links: chain::links(tokens, block_size, salt) };
+        let fetched = timeout(KV_IMPORT_MAX, self.receive(remote, &wanted)).await;
+        let imported = Imported::new(wanted.hold, local_tokens);
+        (Some(imported), fetched.unwrap_or(Err(Fault::Timeout)))
+    }
+
+    async fn receive(&self, remote: &RemoteKv, wanted: &Wanted) -> Result<(), Fault> {
+        let stream = self.connect(remote).await?;
+        let mut channel = self.meet_exporter(stream).await?;
+        let blocks = wanted.links.len() - 1;
+        let ask = Ask {
+            transfer: remote.transfer,
+            first: wanted.first as u32,
+            blocks: blocks as u32,
+            link: wanted.links.last().copied().unwrap_or_default(),
+            numerics_id: self.identity.numerics_id.clone(),
+            layout: self.identity.layout.words.clone(),
+        };
+        channel.send(Kind::Ask, &ask.write()).await?;
+        match channel.receive(CONTROL_MAX).await? {
+            (Kind::Offer, offer) if wire::read_offer(&offer)? == ask.blocks => {}
+            (Kind::Refusal, refusal) => return Err(wire::read_refusal(&refusal)),
+            _ => return Err(Fault::Protocol),
+        }
+        self.take_blocks(&mut channel, wanted).await
+    }
+
+    async fn connect(&self, remote: &RemoteKv) -> Result<TcpStream, Fault> {
+        let connecting = async {
+            let addrs = lookup_host((remote.host.as_str(), remote.port)).await;
+            let addrs: Vec<SocketAddr> = addrs.map_err(|_| Fault::Unreachable)?.collect();
+            // Without a key whoever listens could give anything.
+            if self.secret.is_none() && !addrs.iter().all(|addr| addr.ip().is_loopback()) {
+                return Err(Fault::NotLoopback);
+            }
+            TcpStream::connect(&addrs[..]).await.map_err(|_| Fault::Unreachable)
+        };
+        let stream = timeout(KV_CONNECT_MAX, connecting).await.map_err(|_| Fault::Unreachable)??;
+        // An ask is small, and waited for.
+        drop(stream.set_nodelay(true));
+        Ok(stream)
+    }
+
+    /// Learns whether the other end has the key.
+    async fn meet_exporter(&self, mut stream: TcpStream) -> Result<Sealed<TcpStream>, Fault> {
+        let own = seal::random()?;
+        within(KV_STALL_MAX, stream.write_all(&wire::hello(&own))).await?;
+        let (mut hello, mut proof) = ([0; HELLO], [0; TAG]);
+        within(KV_STALL_MAX, stream.read_exact(&mut hello)).await?;
+        let nonces = Nonces { importer: own, exporter: wire::read_hello(&hello)? };
+        within(KV_STALL_MAX, stream.read_exact(&mut proof)).await?;
+        if !self.secret.is_proof(&nonces, &proof) {
+            return Err(Fault::Unauthenticated);
+        }
+        let (sends, receives) =
+            (self.secret.tags(&nonces, To::Exporter), self.secret.tags(&nonces, To::Importer));
+        Ok(Sealed { stream, sends, receives, stall: KV_STALL_MAX })
+    }
+
+    /// Takes the blocks in, a few megabytes at a time.
+    async fn take_blocks(&self, channel: &mut Sealed<TcpStream>, wanted: &Wanted) -> Result<(), Fault> {
+        let sizes = &self.identity.layout.block_bytes;
+        let most = BLOCK_HEAD + sizes.iter().max().copied().unwrap_or(0);
+        let mut frames_left = (wanted.links.len() - 1 - wanted.first) * sizes.len();
+        let (mut batch, mut bytes) = (Vec::new(), 0);
+        loop {
+            let received = channel.receive(most.max(CONTROL_MAX)).await;
+            let block = match &received {
+                Ok((Kind::Block, frame)) if frames_left > 0 => self.checked(frame, wanted).map(Some),
+                Ok((Kind::End, _)) => Ok(None),
+                Ok(_) => Err(Fault::Protocol),
+                Err(fault) => Err(*fault),
+            };
+            frames_left = frames_left.saturating_sub(1);
+            if let Ok(Some(block)) = block {
+                bytes += block.bytes.len();
+                batch.push(block);
+                if bytes < KV_BATCH_BYTES {
+                    continue;
+                }
+                bytes = 0;
+                self.adopt(&wanted.hold, std::mem::take(&mut batch)).await?;
+                continue;
+            }
+            // What came before the end, or before a fault, is good.
+            self.adopt(&wanted.hold, batch).await?;
+            return block.map(drop);
+        }
+    }
+
+    /// The block of a frame, if it is one of the prompt's.
+    fn checked(&self, frame: &[u8], wanted: &Wanted) -> Result<BlockKv, Fault> {
+        let (head, kv) = BlockHead::read(frame)?;
+        let (group, place) = (usize::from(head.group), head.place as usize);
+        if wanted.links.get(place.saturating_add(1)) != Some(&head.link) {
+            return Err(Fault::Prompt);
+        }
+        if self.identity.layout.block_bytes.get(group) != Some(&kv.len()) {
+            return Err(Fault::Layout);
+        }
+        Ok(BlockKv { group, place, bytes: kv.to_vec() })
+    }
+
+    async fn adopt(&self, hold: &Hold, blocks: Vec<BlockKv>) -> Result<(), Fault> {
+        let count = blocks.len() as u64;
+        let bytes: usize = blocks.iter().map(|block| block.bytes.len()).sum();
+        hold.adopt(blocks).await?;
+        self.metrics.import_blocks.inc_by(count);
+        self.metrics.import_bytes.inc_by(bytes as u64);
+        Ok(())
+    }
+}

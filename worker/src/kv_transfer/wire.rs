@@ -1,0 +1,357 @@
+//! What two workers say to each other, version 1, over one TCP connection for each transfer. Numbers are
+//! little-endian. The importer begins:
+//!
+//! ```text
+//! hello   "KWKV" version u16, nonce [32]                       importer
+//! reply   "KWKV" version u16, nonce [32], proof [32]           exporter
+//! frame   length u32, kind u8, payload [length], tag [32]      both, from here on
+//!         1 ask      transfer u128, first u32, blocks u32, link [32], two texts: u16 and bytes
+//!         2 offer    blocks u32
+//!         3 refusal  cause u8
+//!         4 block    group u8, place u32, link [32], KV
+//!         5 end      nothing
+//! ```
+//!
+//! A frame's length is checked before memory is taken for it; every tag before its frame is read.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::time::timeout;
+
+use super::chain::Link;
+use super::fault::Fault;
+use super::seal::{Nonce, TAG, Tags};
+
+/// What this worker speaks.
+pub(super) const VERSION: u16 = 1;
+const MAGIC: [u8; 4] = *b"KWKV";
+/// Bytes of a hello.
+pub(super) const HELLO: usize = 4 + 2 + 32;
+/// Bytes of a frame before its payload.
+const HEAD: usize = 4 + 1;
+/// Bytes of a block's frame before its KV.
+pub(super) const BLOCK_HEAD: usize = 1 + 4 + 32;
+/// Bytes of the largest other frame: an ask's two texts are the most of it.
+pub(super) const CONTROL_MAX: usize = 4 << 10;
+
+/// What a frame is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Ask = 1,
+    Offer = 2,
+    Refusal = 3,
+    Block = 4,
+    End = 5,
+}
+
+impl Kind {
+    fn of(byte: u8) -> Result<Self, Fault> {
+        let all = [Self::Ask, Self::Offer, Self::Refusal, Self::Block, Self::End];
+        all.into_iter().find(|kind| *kind as u8 == byte).ok_or(Fault::Protocol)
+    }
+}
+
+/// What the importer wants, and what it would take.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Ask {
+    /// As the exporter named it.
+    pub(super) transfer: u128,
+    /// The first block that the importer does not have.
+    pub(super) first: u32,
+    /// Blocks of the whole prefix.
+    pub(super) blocks: u32,
+    /// The name of that prefix.
+    pub(super) link: Link,
+    pub(super) numerics_id: String,
+    pub(super) layout: String,
+}
+
+/// Where one block's KV belongs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct BlockHead {
+    pub(super) group: u8,
+    pub(super) place: u32,
+    /// The name of the prefix that ends with the block.
+    pub(super) link: Link,
+}
+
+/// The first bytes of each end.
+pub(super) fn hello(nonce: &Nonce) -> [u8; HELLO] {
+    let mut bytes = [0; HELLO];
+    bytes[..4].copy_from_slice(&MAGIC);
+    bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
+    bytes[6..].copy_from_slice(nonce);
+    bytes
+}
+
+/// The nonce in a hello.
+pub(super) fn read_hello(bytes: &[u8; HELLO]) -> Result<Nonce, Fault> {
+    if bytes[..4] != MAGIC {
+        return Err(Fault::Protocol);
+    }
+    if bytes[4..6] != VERSION.to_le_bytes() {
+        return Err(Fault::Version);
+    }
+    let mut nonce = [0; 32];
+    nonce.copy_from_slice(&bytes[6..]);
+    Ok(nonce)
+}
+
+impl Ask {
+    /// As it is sent.
+    pub(super) fn write(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(CONTROL_MAX);
+        out.extend(self.transfer.to_le_bytes());
+        out.extend(self.first.to_le_bytes());
+        out.extend(self.blocks.to_le_bytes());
+        out.extend(self.link);
+        for text in [&self.numerics_id, &self.layout] {
+            // Both ends' own words are short; what is cut off is another word.
+            let bytes = &text.as_bytes()[..text.len().min(CONTROL_MAX / 4)];
+            out.extend((bytes.len() as u16).to_le_bytes());
+            out.extend(bytes);
+        }
+        out
+    }
+
+    /// What was sent; an error where it is anything else.
+    pub(super) fn read(bytes: &[u8]) -> Result<Self, Fault> {
+        let mut rest = bytes;
+        let ask = Self {
+            transfer: u128::from_le_bytes(take(&mut rest)?),
+            first: u32::from_le_bytes(take(&mut rest)?),
+            blocks: u32::from_le_bytes(take(&mut rest)?),
+            link: take(&mut rest)?,
+            numerics_id: take_text(&mut rest)?,
+            layout: take_text(&mut rest)?,
+        };
+        if rest.is_empty() { Ok(ask) } else { Err(Fault::Protocol) }
+    }
+}
+
+impl BlockHead {
+    /// As it is sent, with the block's KV behind it.
+    pub(super) fn write(&self, kv: &[u8]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(BLOCK_HEAD + kv.len());
+        out.push(self.group);
+        out.extend(self.place.to_le_bytes());
+        out.extend(self.link);
+        out.extend(kv);
+        out
+    }
+
+    /// What was sent, and the KV.
+    pub(super) fn read(bytes: &[u8]) -> Result<(Self, &[u8]), Fault> {
+        let mut rest = bytes;
+        let [group] = take(&mut rest)?;
+        let head = Self { group, place: u32::from_le_bytes(take(&mut rest)?), link: take(&mut rest)? };
+        Ok((head, rest))
+    }
+}
+
+/// The one number of an offer.
+pub(super) fn read_offer(bytes: &[u8]) -> Result<u32, Fault> {
+    bytes.try_into().map(u32::from_le_bytes).map_err(|_| Fault::Protocol)
+}
+
+/// The cause of a refusal.
+pub(super) fn read_refusal(bytes: &[u8]) -> Fault {
+    match bytes {
+        [code] => Fault::told(*code),
+        _ => Fault::Protocol,
+    }
+}
+
+fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Fault> {
+    let (taken, behind) = rest.split_first_chunk().ok_or(Fault::Protocol)?;
+    *rest = behind;
+    Ok(*taken)
+}
+
+fn take_text(rest: &mut &[u8]) -> Result<String, Fault> {
+    let length = u16::from_le_bytes(take(rest)?);
+    let (text, behind) = rest.split_at_checked(length.into()).ok_or(Fault::Protocol)?;
+    *rest = behind;
+    std::str::from_utf8(text).map(str::to_owned).map_err(|_| Fault::Protocol)
+}
+
+/// A frame's kind and the bytes of its payload, of which there may be so many.
+fn read_head(head: [u8; HEAD], most: usize) -> Result<(Kind, usize), Fault> {
+    let [a, b, c, d, kind] = head;
+    let length = u32::from_le_bytes([a, b, c, d]) as usize;
+    if length > most { Err(Fault::Protocol) } else { Ok((Kind::of(kind)?, length)) }
+}
+
+/// A connection whose ends know each other.
+pub(super) struct Sealed<S> {
+    pub(super) stream: S,
+    pub(super) sends: Tags,
+    pub(super) receives: Tags,
+    /// How long the other end may take for each step.
+    pub(super) stall: Duration,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Sealed<S> {
+    /// Sends a frame.
+    pub(super) async fn send(&mut self, kind: Kind, payload: &[u8]) -> Result<(), Fault> {
+        let mut frame = Vec::with_capacity(HEAD + payload.len() + TAG);
+        frame.extend((payload.len() as u32).to_le_bytes());
+        frame.push(kind as u8);
+        frame.extend(payload);
+        let tag = self.sends.tag(&frame);
+        frame.extend(tag);
+        within(self.stall, self.stream.write_all(&frame)).await
+    }
+
+    /// Takes in the next frame, with a payload of so many bytes at most.
+    pub(super) async fn receive(&mut self, most: usize) -> Result<(Kind, Vec<u8>), Fault> {
+        let mut head = [0; HEAD];
+        within(self.stall, self.stream.read_exact(&mut head)).await?;
+        let (kind, length) = read_head(head, most)?;
+        let mut frame = vec![0; HEAD + length + TAG];
+        frame[..HEAD].copy_from_slice(&head);
+        within(self.stall, self.stream.read_exact(&mut frame[HEAD..])).await?;
+        let tag = frame.split_off(HEAD + length);
+        if !self.receives.is_tag(&frame, &tag) {
+            return Err(Fault::Corrupt);
+        }
+        frame.drain(..HEAD);
+        Ok((kind, frame))
+    }
+}
+
+/// One step of the other end, for which it has so long.
+pub(super) async fn within<T>(
+    limit: Duration,
+    step: impl Future<Output = io::Result<T>>,
+) -> Result<(), Fault> {
+    match timeout(limit, step).await {
+        Err(_) => Err(Fault::Timeout),
+        Ok(Err(_)) => Err(Fault::Lost),
+        Ok(Ok(_)) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::seal::{Nonces, Secret, To};
+    use super::*;
+
+    fn sealed<S>(stream: S, secret: &Secret, is_importer: bool) -> Sealed<S> {
+        let nonces = Nonces { importer: [1; 32], exporter: [2; 32] };
+        let (to, from) = (secret.tags(&nonces, To::Exporter), secret.tags(&nonces, To::Importer));
+        let (sends, receives) = if is_importer { (to, from) } else { (from, to) };
+        Sealed { stream, sends, receives, stall: Duration::from_secs(5) }
+    }
+
+    /// The frames that a stream of these bytes gives, until its first fault.
+    fn frames(bytes: &[u8], most: usize) -> (Vec<(Kind, Vec<u8>)>, Fault) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let stream = tokio::io::join(bytes, tokio::io::sink());
+            let mut channel = sealed(stream, &Secret::none(), false);
+            let mut frames = Vec::new();
+            loop {
+                match channel.receive(most).await {
+                    Ok(frame) => frames.push(frame),
+                    Err(fault) => return (frames, fault),
+                }
+            }
+        })
+    }
+
+    /// What an importer's end writes for these payloads.
+    fn written(payloads: &[Vec<u8>]) -> Vec<u8> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let stream = tokio::io::join(tokio::io::empty(), Vec::new());
+            let mut channel = sealed(stream, &Secret::none(), true);
+            for payload in payloads {
+                channel.send(Kind::Block, payload).await.unwrap();
+            }
+            channel.stream.into_inner().1
+        })
+    }
+
+    fn ask() -> impl Strategy<Value = Ask> {
+        (any::<u128>(), any::<u32>(), any::<u32>(), any::<[u8; 32]>(), "\\PC{0,60}", "\\PC{0,60}").prop_map(
+            |(transfer, first, blocks, link, numerics_id, layout)| Ask {
+                transfer,
+                first,
+                blocks,
+                link,
+                numerics_id,
+                layout,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_written_is_read(ask in ask(), group in any::<u8>(), place in any::<u32>(), kv in prop::collection::vec(any::<u8>(), 0..90)) {
+            prop_assert!(ask.write().len() <= CONTROL_MAX);
+            prop_assert_eq!(Ask::read(&ask.write()), Ok(ask.clone()));
+            let head = BlockHead { group, place, link: ask.link };
+            let block = head.write(&kv);
+            prop_assert_eq!(BlockHead::read(&block), Ok((head, &kv[..])));
+            prop_assert_eq!(read_hello(&hello(&ask.link)), Ok(ask.link));
+            let cut = ask.write();
+            prop_assert_eq!(Ask::read(&cut[..cut.len() - 1]), Err(Fault::Protocol));
+            prop_assert_eq!(Ask::read(&[&cut[..], &[0]].concat()), Err(Fault::Protocol));
+        }
+
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200), most in 0usize..300) {
+            let _ = Ask::read(&bytes);
+            let _ = BlockHead::read(&bytes);
+            let _ = read_offer(&bytes);
+            read_refusal(&bytes);
+            let (came, fault) = frames(&bytes, most);
+            prop_assert!(came.is_empty(), "without a tag nothing is taken");
+            prop_assert!(matches!(fault, Fault::Protocol | Fault::Lost | Fault::Corrupt), "{}", fault);
+        }
+
+        /// Frames that are changed anywhere, cut, repeated or left out end what is taken.
+        #[test]
+        fn frames_come_whole_and_in_order_or_not_at_all(
+            payloads in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 1..5),
+            at in any::<prop::sample::Index>(),
+            bit in 0u8..8,
+        ) {
+            let bytes = written(&payloads);
+            let (came, fault) = frames(&bytes, 40);
+            let expected: Vec<_> = payloads.iter().map(|payload| (Kind::Block, payload.clone())).collect();
+            prop_assert_eq!((&came, fault), (&expected, Fault::Lost));
+            let sizes: Vec<usize> = payloads.iter().map(|payload| HEAD + payload.len() + TAG).collect();
+            let whole = |at: usize| sizes.iter().scan(0, |end, size| { *end += size; Some(*end) }).filter(|end| *end <= at).count();
+            let at = at.index(bytes.len());
+            let mut flipped = bytes.clone();
+            flipped[at] ^= 1 << bit;
+            prop_assert_eq!(frames(&flipped, 40).0, expected[..whole(at)].to_vec());
+            prop_assert_eq!(frames(&bytes[..at], 40).0, expected[..whole(at)].to_vec());
+            prop_assert_eq!(frames(&bytes[sizes[0]..], 40).0, vec![]);
+            let twice = [&bytes[..sizes[0]], &bytes].concat();
+            prop_assert_eq!(frames(&twice, 40).0.len(), 1);
+        }
+    }
+
+    #[test]
+    fn no_memory_is_taken_for_a_frame_that_may_not_come() {
+        assert_eq!(read_head([255, 255, 255, 255, 4], CONTROL_MAX), Err(Fault::Protocol));
+        assert_eq!(read_head([0, 16, 0, 0, 4], CONTROL_MAX), Ok((Kind::Block, CONTROL_MAX)));
+        assert_eq!(read_head([1, 16, 0, 0, 4], CONTROL_MAX), Err(Fault::Protocol));
+        assert_eq!(read_head([0, 0, 0, 0, 9], CONTROL_MAX), Err(Fault::Protocol));
+    }
+
+    #[test]
+    fn another_version_is_told_from_another_protocol() {
+        let mut bytes = hello(&[7; 32]);
+        bytes[4] = 2;
+        assert_eq!(read_hello(&bytes), Err(Fault::Version));
+        assert_eq!(read_hello(b"GET / HTTP/1.1\r\nhost: ab\r\naccept: */*\r"), Err(Fault::Protocol));
+    }
+}
