@@ -54,6 +54,7 @@ mod prefill_decode;
 mod prefill_mooncake;
 mod prefill_or_not;
 mod prefill_sglang;
+mod prefill_workers;
 mod prompt_memory;
 mod real_workers;
 mod refusals;
