@@ -197,9 +197,9 @@ struct Options {
     #[arg(long, value_enum, default_value_t = EventFormat::Map, env = "KEYWAY_WORKER_KV_EVENTS_FORMAT")]
     kv_events_format: EventFormat,
 
-    /// Let other workers fetch the KV of prompts from this address, and fetch from theirs, so that one computes
-    /// a prompt and another answers; port 0 takes a free one, which the log names. On the CPU. Unencrypted:
-    /// keep it on a network of your own.
+    /// Let other workers fetch the KV of prompts from this address, and fetch from theirs, so that one
+    /// computes a prompt and another answers; port 0 takes a free one, which the log names. On the CPU.
+    /// Unencrypted: keep it on a network of your own.
     #[arg(long, value_name = "ADDR", env = "KEYWAY_WORKER_KV_TRANSFER_LISTEN")]
     kv_transfer_listen: Option<SocketAddr>,
 

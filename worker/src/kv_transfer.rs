@@ -117,7 +117,7 @@ pub(crate) struct Identity {
     pub(crate) numerics_id: String,
     /// How blocks are laid out.
     pub(crate) layout: BlockLayout,
-    /// Positions per block.
+    /// Positions of a block.
     pub(crate) block_size: usize,
 }
 

@@ -10,8 +10,8 @@
 //! 5. `model.rs` computes, behind the seam `engine/backend.rs`.
 //!
 //! `worker.rs` puts them together: [`start`]. Each module imports from those behind it here, and from none
-//! before it: [`cli`], [`fuzz`], `worker`, `server`, `api`, `answer`, `kv_transfer`, `parallel`, [`model`], `engine`,
-//! `request_memory`, `metrics`, [`log`], `memory`, `device`, `limits`.
+//! before it: [`cli`], [`fuzz`], `worker`, `server`, `api`, `answer`, `kv_transfer`, `parallel`, [`model`],
+//! `engine`, `request_memory`, `metrics`, [`log`], `memory`, `device`, `limits`.
 
 mod answer;
 mod api;

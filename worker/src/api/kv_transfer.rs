@@ -1,5 +1,5 @@
-//! `kv_transfer_params`: what a request says of its prompt's KV, in the words of vLLM's NIXL connector. Either
-//! this worker shall keep it for another, or it is to be had from another.
+//! `kv_transfer_params`: what a request says of its prompt's KV, in the words of vLLM's NIXL connector. This
+//! worker shall keep it for another, or it is to be had from another.
 
 use serde_json::{Map, Value};
 

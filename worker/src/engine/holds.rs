@@ -107,7 +107,7 @@ impl Hold {
         self.id
     }
 
-    /// Whole blocks' tokens.
+    /// The prefix's tokens, of whole blocks.
     pub(crate) fn tokens(&self) -> &Arc<[u32]> {
         &self.tokens
     }

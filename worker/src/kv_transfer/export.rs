@@ -30,7 +30,7 @@ pub(crate) async fn serve(listener: TcpListener, transfers: Arc<KvTransfers>) {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
                     while connections.try_join_next().is_some() {} // those that are over
-                    // Where too many are served, the connection ends at once, and its prompt is computed there.
+                    // Where too many are served, the connection ends at once: its prompt is computed there.
                     let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
                         transfers.metrics.exported(Fault::Busy.as_str());
                         continue;

@@ -16,7 +16,7 @@ use super::{KvTransfers, RemoteKv};
 use crate::engine::holds::{Begun, BlockKv, Hold, Imported};
 use crate::limits::{KV_BATCH_BYTES, KV_CONNECT_MAX, KV_IMPORT_MAX, KV_STALL_MAX};
 
-/// What is fetched.
+/// What is fetched of a prompt.
 struct Wanted {
     hold: Hold,
     /// The first block that is not here.

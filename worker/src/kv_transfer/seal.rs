@@ -109,7 +109,7 @@ impl Tags {
     /// Whether that is the next frame's tag; takes equally long whatever it is.
     pub(super) fn is_tag(&mut self, frame: &[u8], tag: &[u8]) -> bool {
         let own = self.tag(frame);
-        // A MAC of both under the connection's key: equal if they are, and no early end tells where they differ.
+        // A MAC of both: equal if they are, and no early end tells where they differ.
         verify(&self.key, &own, hmac::sign(&self.key, tag).as_ref())
     }
 

@@ -194,7 +194,7 @@ pub(super) struct Sealed<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Sealed<S> {
-    /// Sends a frame.
+    /// Sends a frame with its tag.
     pub(super) async fn send(&mut self, kind: Kind, payload: &[u8]) -> Result<(), Fault> {
         let mut frame = Vec::with_capacity(HEAD + payload.len() + TAG);
         frame.extend((payload.len() as u32).to_le_bytes());

@@ -30,7 +30,7 @@ pub(crate) enum Adoption {
 }
 
 impl HeldPrefix {
-    /// Whole blocks.
+    /// Its tokens, of whole blocks.
     pub(crate) fn tokens(&self) -> &Arc<[u32]> {
         &self.tokens
     }

@@ -4,7 +4,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::*;
 
-/// Has the second answer what the first offered, and looks that it computes all of it itself, for this reason.
+/// Has the second answer what the first offered: it computes all of it itself, for this reason.
 async fn computes_itself(
     first: &Node,
     second: &Node,

@@ -1,5 +1,5 @@
-//! KV that was copied from another backend's blocks is the KV that would be computed: the logits behind it are
-//! the same, bit for bit, in every family, wherever the prompt is cut.
+//! KV that was copied from another backend's blocks is the KV that would be computed: the logits behind it
+//! are the same, bit for bit, in every family, wherever the prompt is cut.
 
 use super::*;
 use crate::engine::backend::{CopyError, NO_BLOCK};
