@@ -108,17 +108,21 @@ impl Node {
 
     /// Waits until nothing is held or kept.
     async fn is_empty(&self) {
-        // No clock: where it is virtual, it would run ahead of the engine's thread.
+        let held = || self.metrics.kv_blocks_used.get() + self.metrics.kv_blocks_held.get();
+        self.until(|| (held(), self.transfers.kept.len()) == (0, 0)).await;
+    }
+
+    /// Waits until that is so, with no clock: where it is virtual, it would run ahead of the engine's thread.
+    async fn until(&self, is_so: impl Fn() -> bool) {
         for _ in 0..200_000 {
             // What was sent to the engine before is done.
             self.engine.resident_blocks().await.unwrap();
-            let (used, held) = (self.metrics.kv_blocks_used.get(), self.metrics.kv_blocks_held.get());
-            if (used, held, self.transfers.kept.len()) == (0, 0, 0) {
+            if is_so() {
                 return;
             }
             tokio::task::yield_now().await;
         }
-        panic!("something is left");
+        panic!("what is waited for does not come");
     }
 
     fn imports(&self, outcome: &str) -> u64 {

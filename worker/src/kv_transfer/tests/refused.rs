@@ -86,9 +86,7 @@ async fn another_key_is_refused_at_both_ends() {
     let ask = [&[8, 0, 0, 0, 1][..], &[0; 8 + seal::TAG]].concat();
     stream.write_all(&ask).await.unwrap();
     assert_eq!(stream.read(&mut [0; 1]).await.unwrap_or(0), 0, "the connection ends without a word");
-    while first.exports("unauthenticated") == 0 {
-        tokio::task::yield_now().await;
-    }
+    first.until(|| first.exports("unauthenticated") > 0).await;
     assert_eq!(first.transfers.kept.len(), 1, "nothing was given");
 }
 
@@ -247,9 +245,7 @@ async fn who_leaves_in_the_middle_leaves_nothing() {
     // One that asks and reads nothing of what it gets.
     let offered = first.offered(&request).await;
     drop(TcpStream::connect((offered.host.as_str(), offered.port)).await.unwrap());
-    while first.exports("lost") == 0 {
-        tokio::task::yield_now().await;
-    }
+    first.until(|| first.exports("lost") > 0).await;
     assert_eq!(first.transfers.kept.len(), 1, "who did not ask for it took nothing away");
     assert_eq!(second.answer(&request, &offered).await.0, first.alone(&request).await);
     assert_eq!(second.imports("done"), 1);
