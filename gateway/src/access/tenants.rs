@@ -72,7 +72,7 @@ pub struct Tenants {
     salt_key: HashKey,
     clock: Clock,
     counted: TenantMetrics,
-    beside: Beside,
+    held_by: HeldBy,
     watched: Watched,
     /// When the file had changed at the last look.
     seen: Mutex<Option<SystemTime>>,
@@ -81,7 +81,7 @@ pub struct Tenants {
 
 /// By what tenants are known and held, beside the file of them.
 #[derive(Debug, Clone, Default)]
-pub struct Beside {
+pub struct HeldBy {
     /// By what limits hold over several gateways; `None`: over this one.
     pub shared: Option<Arc<SharedLimits>>,
     /// Judges tokens in place of keys; `None`: none are good.
@@ -166,7 +166,7 @@ impl Tenants {
         salt_key: HashKey,
         clock: Clock,
         counted: TenantMetrics,
-        beside: Beside,
+        held_by: HeldBy,
     ) -> Result<Arc<Self>, ConfigError> {
         let seen = Mutex::new(changed_at(&path));
         let parsed = file::read(&path, rules.budgets)?;
@@ -174,7 +174,7 @@ impl Tenants {
         let current = RwLock::default();
         let watched = Watched::default();
         let tenants =
-            Self { path, rules, steering, salt_key, clock, counted, beside, watched, seen, current };
+            Self { path, rules, steering, salt_key, clock, counted, held_by, watched, seen, current };
         tenants.take_over(parsed);
         Ok(Arc::new(tenants))
     }
@@ -190,9 +190,9 @@ impl Tenants {
         }
         let steering = Arc::new(Steering::allowing(&rules.steering)?);
         let (salt_key, clock, counted) = (self.salt_key, self.clock, self.counted.clone());
-        let (beside, watched) = (self.beside.clone(), Watched::default());
+        let (held_by, watched) = (self.held_by.clone(), Watched::default());
         let current = RwLock::new(known);
-        let moved = Self { path, rules, steering, salt_key, clock, counted, beside, watched, seen, current };
+        let moved = Self { path, rules, steering, salt_key, clock, counted, held_by, watched, seen, current };
         moved.take_over(parsed);
         Ok(Arc::new(moved))
     }
@@ -213,7 +213,7 @@ impl Tenants {
 
     /// By what limits hold over several gateways, if they do.
     pub fn shared(&self) -> Option<&Arc<SharedLimits>> {
-        self.beside.shared.as_ref()
+        self.held_by.shared.as_ref()
     }
 
     /// As [`Tenants::admit`], of limits that hold over several gateways: where nothing of them is here the
@@ -261,7 +261,7 @@ impl Tenants {
         if let Some(tenant) = self.current.read().by_key.get(&hash) {
             return Ok((Arc::clone(tenant), KeyId::of(&hash)));
         }
-        let oidc = self.beside.oidc.as_ref().filter(|_| Oidc::may_be_one(key)).ok_or(Error::BadKey)?;
+        let oidc = self.held_by.oidc.as_ref().filter(|_| Oidc::may_be_one(key)).ok_or(Error::BadKey)?;
         let holder = oidc.judge(key, &hash)?;
         let current = self.current.read();
         let named = holder.names.iter().find_map(|name| current.by_name.get(name));
@@ -278,7 +278,7 @@ impl Tenants {
         let mut current = self.current.write();
         let now = self.clock.now();
         let known = |table: &TenantTable| current.by_name.get(&table.name).map(|known| known.owner);
-        let accounts: HashMap<String, Arc<Account>> = match &self.beside.ledger {
+        let accounts: HashMap<String, Arc<Account>> = match &self.held_by.ledger {
             Some(ledger) => {
                 let of = |table| self.account(table, &current, ledger);
                 parsed.tenants.iter().map(of).collect()
@@ -292,8 +292,8 @@ impl Tenants {
             _ => Arc::new(Tenant {
                 steering: Arc::clone(&self.steering),
                 salt: self.rules.isolate.then(|| salt::salt_of(self.salt_key, &table.name)),
-                left: Mutex::new(Left::of(&table, self.beside.shared.is_some(), now)),
-                shared: self.beside.shared.as_ref().map(|shared| (Arc::clone(shared), shared.number())),
+                left: Mutex::new(Left::of(&table, self.held_by.shared.is_some(), now)),
+                shared: self.held_by.shared.as_ref().map(|shared| (Arc::clone(shared), shared.number())),
                 party: Party::default(),
                 clock: self.clock,
                 counted: self.counted.clone(),

@@ -15,7 +15,7 @@ use crate::{
     access::{
         admission::Admission,
         body_memory::BodyMemory,
-        tenants::{Beside, SharedLimits, Tenants},
+        tenants::{HeldBy, SharedLimits, Tenants},
     },
     clock::Clock,
     config::{Config, ConfigError, DiscoveryConfig, WorkerConfig},
@@ -214,8 +214,8 @@ impl Reloader {
                 let (clock, counted) = (self.parts.clock, self.parts.metrics.tenants.clone());
                 // Whose tokens are believed is said at the start, with a file of tenants.
                 let (shared, ledger) = (self.parts.shared.clone(), self.parts.ledger.clone());
-                let beside = Beside { shared, oidc: None, ledger };
-                Tenants::load(path, rules, new.routing.hash_key, clock, counted, beside).map(Some)
+                let held_by = HeldBy { shared, oidc: None, ledger };
+                Tenants::load(path, rules, new.routing.hash_key, clock, counted, held_by).map(Some)
             }
         }
     }

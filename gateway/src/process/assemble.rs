@@ -11,7 +11,7 @@ use crate::{
         admission::Admission,
         body_memory::BodyMemory,
         oidc::Oidc,
-        tenants::{Beside, SharedLimits, Tenants},
+        tenants::{HeldBy, SharedLimits, Tenants},
     },
     clock::{self, Clock},
     config::{Config, ConfigError},
@@ -98,8 +98,8 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
     let tls = tls(config, &metrics, &mut background).map_err(io::Error::other)?;
     let ledger = ledger(config, &metrics, &mut background);
     let oidc = oidc(config, clock, (&metrics, &upstream), &mut background);
-    let beside = Beside { shared: shared.clone(), oidc, ledger: ledger.clone() };
-    let tenants = tenants(config, clock, &metrics, &beside).map_err(io::Error::other)?;
+    let held_by = HeldBy { shared: shared.clone(), oidc, ledger: ledger.clone() };
+    let tenants = tenants(config, clock, &metrics, &held_by).map_err(io::Error::other)?;
     let live = Live::new(Serving {
         dispatch: Arc::new(dispatch(config, &admission, &body_memory, &router, &scale, &upstream, keyer)?),
         tenants,
@@ -288,11 +288,11 @@ fn tenants(
     config: &Config,
     clock: Clock,
     metrics: &Metrics,
-    beside: &Beside,
+    held_by: &HeldBy,
 ) -> Result<Option<Arc<Tenants>>, ConfigError> {
     let load = |path: PathBuf| {
         let (rules, salt_key) = (config.tenant_rules.clone(), config.routing.hash_key);
-        Tenants::load(path, rules, salt_key, clock, metrics.tenants.clone(), beside.clone())
+        Tenants::load(path, rules, salt_key, clock, metrics.tenants.clone(), held_by.clone())
     };
     config.tenants_file.clone().map(load).transpose()
 }

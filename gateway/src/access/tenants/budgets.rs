@@ -33,7 +33,7 @@ impl Tenants {
         for account in self.accounts() {
             account.show(now);
         }
-        if let Some(shared) = &self.beside.shared {
+        if let Some(shared) = &self.held_by.shared {
             let links = shared.links();
             if self.watched.links.swap(links, Relaxed) != links {
                 self.accounts().iter().for_each(|account| account.unsays());
@@ -47,7 +47,7 @@ impl Tenants {
     /// Learns what was used before of budgets of which that is not known. Reads the ledger's file.
     pub fn sum_budgets(&self) {
         let accounts: Vec<_> = self.accounts().into_iter().filter(|account| !account.is_summed()).collect();
-        let Some(ledger) = self.beside.ledger.as_ref().filter(|_| !accounts.is_empty()) else { return };
+        let Some(ledger) = self.held_by.ledger.as_ref().filter(|_| !accounts.is_empty()) else { return };
         let now = clock::unix_seconds() as u64;
         let asked = || accounts.iter().for_each(|account| account.asks_sums(now));
         let Ok(sums) = ledger.sums(now, asked) else {

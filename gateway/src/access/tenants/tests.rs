@@ -24,7 +24,7 @@ fn load(text: &str) -> (Arc<Tenants>, tempfile::NamedTempFile) {
             HashKey::new(7),
             Clock::start(),
             counted,
-            Beside::default(),
+            HeldBy::default(),
         )
         .unwrap(),
         file,

@@ -19,7 +19,7 @@ use super::*;
 use crate::{
     access::{
         admission::{Admission, Permit},
-        tenants::{Beside, Tenants, Visit, hex, key_hash},
+        tenants::{HeldBy, Tenants, Visit, hex, key_hash},
     },
     client::Client,
     clock::{self, Clock},
@@ -99,7 +99,7 @@ impl Parts {
                 key,
                 clock,
                 counted,
-                Beside::default(),
+                HeldBy::default(),
             )
             .unwrap(),
             router,

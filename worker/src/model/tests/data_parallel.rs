@@ -181,11 +181,17 @@ fn a_rank_that_leaves_in_any_exchange_changes_no_token() {
     };
     let (last, starts) = run(0);
     assert!(last > 200 && starts == 1, "{last} exchanges are few");
-    // How many there are depends on when requests arrive; so many there are in any case.
-    for leaves_at in 1..last * 3 / 4 {
-        let (_, starts) = run(leaves_at);
-        assert_eq!(starts, 2, "leaving in exchange {leaves_at}");
+    // How many there are depends on when requests arrive, which on a busy machine is in fewer steps.
+    let (mut left, runs) = (0, last * 3 / 4);
+    for leaves_at in 1..runs {
+        let (exchanges, starts) = run(leaves_at);
+        let leaves = exchanges > leaves_at;
+        // Behind the last exchange of a run nothing is begun again.
+        let is_last = exchanges == leaves_at;
+        assert!(is_last || starts == 1 + u64::from(leaves), "leaving in exchange {leaves_at} of {exchanges}");
+        left += u64::from(leaves);
     }
+    assert!(2 * left > runs, "it left in {left} of {runs} runs");
 }
 
 #[test]
