@@ -149,8 +149,8 @@ fn capture(
                 });
             }
             // Behind the push: who waits for a line does not wait for this.
-            if canary::found_in(&line).is_some() {
-                leaks.lock().push(line);
+            if let Some(canary) = canary::found_in(&line) {
+                leaks.lock().push(format!("{canary:?} in {line}"));
             }
         }
         drop(reads);

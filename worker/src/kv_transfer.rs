@@ -198,12 +198,12 @@ impl Bound {
 
 impl KvTransfers {
     /// Keeps a prompt's KV for another worker, for a while; what that is to be told. `None` where there is no
-    /// name for it.
-    pub(crate) fn offer(&self, hold: Arc<Hold>) -> Option<Value> {
+    /// name for it. Without a hold, as too much is held, and of a short prompt, nothing is to be fetched: said
+    /// so, since a worker that says nothing is taken for one that never keeps KV.
+    pub(crate) fn offer(&self, hold: Option<Arc<Hold>>) -> Option<Value> {
         let transfer = u128::from_le_bytes(seal::random().ok()?);
-        let tokens = hold.tokens().len();
-        // Of a short prompt nothing is to be fetched.
-        if tokens > 0 {
+        let tokens = hold.as_ref().map_or(0, |hold| hold.tokens().len());
+        if let Some(hold) = hold.filter(|_| tokens > 0) {
             self.kept.add(transfer, hold, tokio::time::Instant::now() + self.keep);
             self.metrics.kept.set(self.kept.len() as i64);
         }

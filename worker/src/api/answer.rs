@@ -155,9 +155,10 @@ impl AnswerHead {
             (self.logprobs(choice, true), ids)
         };
         let told: Vec<_> = running.iter_mut().map(told).collect();
+        let keeps = running.iter().any(|choice| choice.keeps);
         let kept = running.iter_mut().find_map(|choice| choice.kept.take());
-        let kv_transfer_params =
-            self.app.kv_transfers.as_ref().zip(kept).and_then(|(kv, hold)| kv.offer(hold));
+        let transfers = self.app.kv_transfers.as_ref().filter(|_| keeps);
+        let kv_transfer_params = transfers.and_then(|transfers| transfers.offer(kept));
         let running: &[Running] = running;
         let mut prompt_logprobs = None;
         let mut choices = Vec::with_capacity(texts.len());

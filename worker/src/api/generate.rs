@@ -213,6 +213,7 @@ fn submit(
             },
             prompt_scores: Vec::new(),
             cached_tokens: 0,
+            keeps: call.keeps_kv(),
             kept: None,
         };
     Ok(taken.generations.into_iter().zip(outputs).zip(prompts).enumerate().map(running).collect())

@@ -169,6 +169,11 @@ impl Call {
         self.compiled = OnceLock::new();
     }
 
+    /// Whether the prompt's KV is to be held for another worker.
+    pub(super) fn keeps_kv(&self) -> bool {
+        self.kv == Some(KvWish::Keep)
+    }
+
     /// KV is kept of one prompt, and told in a whole answer.
     fn check_kept(&self) -> Result<(), ApiError> {
         let is_one = self.source.is_single() && self.shape.n == 1 && !self.stream;
@@ -279,7 +284,7 @@ impl Call {
             hidden: false,
             salt: std::sync::Arc::from(self.salt.as_bytes()),
             priority: self.priority,
-            keep: self.kv == Some(KvWish::Keep),
+            keep: self.keeps_kv(),
             imported: None,
         })
     }

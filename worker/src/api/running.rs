@@ -30,7 +30,9 @@ pub(crate) struct Running {
     /// Of the prompt, once it is computed, if asked for: its own field, not the text's.
     pub(crate) prompt_scores: Vec<crate::engine::logprobs::TokenScore>,
     pub(crate) cached_tokens: usize,
-    /// The prompt's KV, if the request asked for it to be held.
+    /// Whether the request asked for the prompt's KV to be held.
+    pub(crate) keeps: bool,
+    /// That KV, unless too much is held.
     pub(crate) kept: Option<Arc<Hold>>,
     pub(crate) has_calls: bool,
 }

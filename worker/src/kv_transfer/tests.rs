@@ -84,7 +84,7 @@ impl Node {
     /// Computes a prompt and keeps its KV: what a gateway is told of it.
     async fn offered(&self, request: &GenerationRequest) -> RemoteKv {
         let hold = self.held(request).await;
-        remote(&self.transfers.offer(hold).unwrap())
+        remote(&self.transfers.offer(Some(hold)).unwrap())
     }
 
     /// Computes a prompt that is held.

@@ -195,9 +195,9 @@ async fn what_nobody_fetches_is_let_go_in_time() {
     let (early, late) = (first.held(&request(70, "")).await, first.held(&request(80, "b")).await);
     first.engine.resident_blocks().await.unwrap();
     assert_eq!(first.metrics.kv_blocks_held.get(), 4 + 4);
-    let offer = remote(&first.transfers.offer(early).unwrap());
+    let offer = remote(&first.transfers.offer(Some(early)).unwrap());
     tokio::time::sleep(KEEP / 2).await;
-    let later = remote(&first.transfers.offer(late).unwrap());
+    let later = remote(&first.transfers.offer(Some(late)).unwrap());
     assert_eq!(first.transfers.kept.len(), 2);
     tokio::time::sleep(KEEP / 2 + Duration::from_secs(1)).await;
     assert!(first.transfers.kept.get(offer.transfer).is_none());
