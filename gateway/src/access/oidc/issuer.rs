@@ -34,7 +34,7 @@ enum Cause {
     NotSent(SendError),
     #[error("no answer within {} s", TIMEOUT.as_secs())]
     Late,
-    #[error("it answers {0}")]
+    #[error("status {0}")]
     Status(StatusCode),
     #[error("its answer broke off, or is larger than {MAX_ANSWER_BYTES} bytes")]
     NoBody,
