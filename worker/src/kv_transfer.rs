@@ -198,8 +198,8 @@ impl Bound {
 
 impl KvTransfers {
     /// Keeps a prompt's KV for another worker, for a while; what that is to be told. `None` where there is no
-    /// name for it. Without a hold, as too much is held, and of a short prompt, nothing is to be fetched. That
-    /// is said, since a worker that says nothing is taken for one that never keeps KV.
+    /// name for it. Without a hold, as too much is held, and of a short prompt, nothing is to be fetched.
+    /// That is said, since a worker that says nothing is taken for one that never keeps KV.
     pub(crate) fn offer(&self, hold: Option<Arc<Hold>>) -> Option<Value> {
         let transfer = u128::from_le_bytes(seal::random().ok()?);
         let tokens = hold.as_ref().map_or(0, |hold| hold.tokens().len());
