@@ -186,10 +186,10 @@ impl Dispatch {
             info.owner = Box::pin(self.owner(&parts, info, record)).await?;
         }
         requests.refuse(info, &parts)?;
-        urge(info, &parts.headers, record)?;
         if visit.is_some() || record.is_billed() {
             of_tenant(visit, record, info, (&parts.headers, &content.text[..])).await?;
         }
+        urge(info, &parts.headers, record)?;
         let series = self.named(info, way.is_some(), record, visit)?;
         let now = self.router.at(read);
         let suspect = self.retries.poisons.look(&content.text, now)?;
@@ -337,7 +337,7 @@ impl Dispatch {
     }
 }
 
-/// A request is as urgent as it says, and no more than its tenant's others.
+/// A request, which is its tenant's by now, is as urgent as it says, and no more than that tenant's others.
 fn urge(info: &mut RequestInfo, headers: &HeaderMap, record: &Record) -> Result<(), Error> {
     let urgency = Urgency::of(headers)?;
     record.wants(urgency.ttft_objective);

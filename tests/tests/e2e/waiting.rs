@@ -7,6 +7,8 @@ use keyway_tests::fake_worker::Call;
 use keyway_tests::openai::{CHAT, chat_stream};
 use keyway_tests::{Client, Cluster, Exchange, FakeWorker, eventually};
 
+use crate::tenants::table;
+
 /// A prompt of its own that takes minutes at the rate which is assumed of an unknown worker.
 fn long(name: &str) -> Vec<u8> {
     chat_stream(&format!("{name} {}", "all work and no play ".repeat(200_000)))
@@ -183,4 +185,25 @@ async fn what_a_request_says_of_its_urgency_and_cannot_mean_is_refused_in_its_ap
         }
     }
     assert_eq!(cluster.fakes[0].request_count(), 0);
+}
+
+#[tokio::test]
+async fn a_tenant_s_requests_say_so_too_and_none_goes_above_the_tenant_s() {
+    let tenants = config_file(&table("alice", "ka", "priority = 2"));
+    let config = format!("{ONE_AT_A_TIME}[auth]\ntenants_file = {:?}\n", tenants.path());
+    let config = config_file(&config);
+    let args = ["--config", config.path().to_str().unwrap()];
+    let cluster = Cluster::builder().fakes(1).args(&args).start().await;
+    cluster.fakes[0].manual();
+    let key = ("authorization", "Bearer ka");
+    let mut first = Client::connect(cluster.addr()).await;
+    first.request("POST", CHAT, &[key], &long("first")).await;
+    let call = cluster.fakes[0].call().await;
+    let mut clients = Vec::new();
+    for (name, said) in [("bulk", "-1"), ("late", "1"), ("bold", "1000")] {
+        clients.push(enter_as(&cluster, &short(name), &[key, ("x-keyway-priority", said)]).await);
+    }
+    assert_eq!(order(&cluster, call, 3).await, ["bold", "late", "bulk"]);
+    drop((clients, first));
+    cluster.gateway.idle().await;
 }
