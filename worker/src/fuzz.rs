@@ -51,6 +51,7 @@ impl Requests {
             vocab_size,
             eos_token_ids,
             numerics_id: String::new(),
+            kv_source_port: None,
             created: 0,
         };
         let app = App {

@@ -8,6 +8,10 @@
 //! second leg  api ── before it is submitted ──────────────────▶ import.rs ─┘
 //! ```
 //!
+//! What another worker has cached of a prompt is fetched likewise (`remote_kv_source`, the words of vLLM's tier
+//! of peers). No leg goes before, and nothing was kept: the exporter looks what it has, and holds that for the
+//! transfer.
+//!
 //! What is fetched is taken only if weights, numerics and layout are equal, and if each block is that of the
 //! importer's own tokens and salt (`chain.rs`). Whatever goes wrong, the prompt is computed as ever.
 //!
@@ -137,13 +141,19 @@ pub(crate) struct KvTransfers {
     metrics: Arc<KvTransferMetrics>,
 }
 
-/// Where a prompt's KV is, by what a request says.
+/// Another worker's listener.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Peer {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+}
+
+/// Where a prompt's KV is kept, by what a request says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RemoteKv {
     /// What its worker calls it.
     pub(crate) transfer: u128,
-    pub(crate) host: String,
-    pub(crate) port: u16,
+    pub(crate) peer: Peer,
     /// Leading tokens of the prompt, in whole blocks.
     pub(crate) tokens: usize,
 }

@@ -282,6 +282,10 @@ pub(crate) const KV_KEY_BYTES_MAX: usize = 4096;
 pub(crate) const KV_EXPORTS_MAX: usize = 16;
 pub(crate) const KV_IMPORTS_MAX: usize = 16;
 
+/// Tokens of a prompt of which another worker may ask what is cached: a million bytes, as much as is read
+/// before it is known who asks. Of a longer prompt what lies behind is computed.
+pub(crate) const KV_FIND_TOKENS_MAX: usize = 1 << 18;
+
 /// Bytes of KV that leave or enter the cache at once, between two steps: some milliseconds' copy, and few
 /// enough pieces that a busy engine's steps do not slow a transfer down too much.
 pub(crate) const KV_BATCH_BYTES: usize = 8 << 20;

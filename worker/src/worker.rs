@@ -226,6 +226,7 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
             vocab_size: info.vocab_size,
             eos_token_ids,
             numerics_id: info.numerics_id.clone(),
+            kv_source_port: kv_transfer.addr.map(|addr| addr.port()),
             created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
         },
     });

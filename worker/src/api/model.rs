@@ -36,6 +36,8 @@ pub(crate) struct ServedModel {
     /// Ids that end a generation.
     pub(crate) eos_token_ids: Vec<u32>,
     pub(crate) numerics_id: String,
+    /// Port at which other workers fetch what is cached here, if they may.
+    pub(crate) kv_source_port: Option<u16>,
     /// When the worker started, in Unix seconds, for `/v1/models`.
     pub(crate) created: u64,
 }
@@ -92,9 +94,13 @@ impl ServedModel {
 
     /// As OpenAI's clients list it.
     fn card(&self, name: &str) -> Value {
-        json!({
+        let mut card = json!({
             "id": name, "object": "model", "created": self.created, "owned_by": "keyway", "root": self.name(),
             "max_model_len": self.max_model_len, "numerics_id": self.numerics_id,
-        })
+        });
+        if let Some(port) = self.kv_source_port {
+            card["kv_source_port"] = port.into();
+        }
+        card
     }
 }

@@ -78,6 +78,7 @@ fn app_over(backend: Box<dyn Backend>, text: TextModel) -> Arc<App> {
         vocab_size: 320,
         eos_token_ids: vec![256],
         numerics_id: "n".to_owned(),
+        kv_source_port: None,
         created: 0,
     };
     let formats = Formats::of(&text, None, None);

@@ -77,14 +77,22 @@ pub(crate) struct Begun {
 pub(crate) struct Imported {
     /// Leading tokens that were cached here before.
     pub(crate) local_tokens: usize,
+    /// Whether what came was found in another worker's cache, rather than computed for this request.
+    pub(crate) was_cached: bool,
     /// Keeps it until the request is admitted.
     _hold: Arc<Hold>,
 }
 
 impl Imported {
-    /// What is held, of which so many leading tokens were cached here before.
+    /// What is held, of which so many leading tokens were cached here before. The rest was computed for it
+    /// elsewhere.
     pub(crate) fn new(hold: Hold, local_tokens: usize) -> Self {
-        Self { local_tokens, _hold: Arc::new(hold) }
+        Self { local_tokens, was_cached: false, _hold: Arc::new(hold) }
+    }
+
+    /// The rest was cached elsewhere.
+    pub(crate) fn from_cache(self) -> Self {
+        Self { was_cached: true, ..self }
     }
 }
 
@@ -96,6 +104,7 @@ pub(crate) struct Holder(pub(super) Sender<Message>);
 #[derive(Debug)]
 pub(super) enum Asked {
     Begin { tokens: Vec<u32>, salt: Arc<[u8]>, holder: Holder, reply: oneshot::Sender<Option<Begun>> },
+    Find { tokens: Vec<u32>, salt: Arc<[u8]>, holder: Holder, reply: oneshot::Sender<Option<Hold>> },
     Copy { id: u64, places: Range<usize>, reply: oneshot::Sender<Result<Vec<BlockKv>, HoldError>> },
     Adopt { id: u64, blocks: Vec<BlockKv>, reply: oneshot::Sender<Result<(), HoldError>> },
     LetGo(u64),
@@ -146,6 +155,15 @@ impl EngineHandle {
         self.inbox.send(Message::Hold(Asked::Begin { tokens, salt, holder, reply })).ok()?;
         begun.await.ok()?
     }
+
+    /// Holds the longest cached part of a prompt that can be gone on from. `None` where there is none, too
+    /// much is held, or the engine is gone.
+    pub(crate) async fn find_cached(&self, prompt: Vec<u32>, salt: Arc<[u8]>) -> Option<Hold> {
+        let (reply, found) = oneshot::channel();
+        let holder = Holder(self.inbox.clone());
+        self.inbox.send(Message::Hold(Asked::Find { tokens: prompt, salt, holder, reply })).ok()?;
+        found.await.ok()?
+    }
 }
 
 /// The held prefixes of an engine.
@@ -188,10 +206,11 @@ impl Holds {
         (prompt, salt): (&[u32], &Arc<[u8]>),
         holder: Holder,
     ) -> Option<Hold> {
-        if !self.has_room(blocks, prompt.len()) {
+        let tokens = blocks.usable_prefix(prompt, salt);
+        if !self.has_room(blocks, tokens) {
             return None;
         }
-        let held = blocks.keep(prompt, salt);
+        let held = blocks.hold_prefix(&prompt[..tokens], salt);
         Some(self.add(blocks, held, salt, holder))
     }
 
@@ -225,6 +244,11 @@ impl Engine {
         match asked {
             Asked::Begin { tokens, salt, holder, reply } => {
                 let _ = reply.send(self.begin(&tokens, &salt, holder));
+            }
+            Asked::Find { tokens, salt, holder, reply } => {
+                let (holds, blocks) = self.scheduler.holds_mut();
+                let found = holds.keep(blocks, (&tokens, &salt), holder);
+                let _ = reply.send(found.filter(|hold| !hold.tokens().is_empty()));
             }
             Asked::Copy { id, places, reply } => {
                 let _ = reply.send(self.copy_held(id, places));

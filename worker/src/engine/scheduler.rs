@@ -59,17 +59,18 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Counts a prompt that is admitted for the first time. What came from elsewhere for it counts as not
-    /// cached, as in vLLM.
+    /// Counts a prompt that is admitted for the first time. For the client, what another worker computed for
+    /// it counts as not cached, and what that had cached as cached, as in vLLM.
     fn count(&mut self, sequence: &mut Sequence, cached: usize) {
         let found = cached.min(sequence.prompt_len);
-        let mut own = found;
+        let (mut own, mut told) = (found, found);
         if let Some(imported) = sequence.imported.take() {
             own = found.min(imported.local_tokens);
+            told = if imported.was_cached { found } else { own };
             self.external_wanted += sequence.prompt_len - own;
             self.external_tokens += found - own;
         }
-        sequence.cached_tokens = Some(own);
+        sequence.cached_tokens = Some(told);
         self.admitted_tokens += sequence.prompt_len;
         self.cached_tokens += own;
     }

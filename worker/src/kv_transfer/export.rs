@@ -1,5 +1,6 @@
-//! The exporter's end: listens, and gives a kept prompt's KV to the worker that names it and has the prompt.
-//! What was fetched is let go, and so is what was not fetched whole: the importer computes the rest.
+//! The exporter's end: listens, and gives a kept prompt's KV to the worker that names it and has the prompt, or
+//! what is cached of a prompt to the worker that has it. What was fetched is let go, and so is what was not
+//! fetched whole: the importer computes the rest.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use super::KvTransfers;
 use super::chain::{self, Link};
 use super::fault::Fault;
 use super::seal::{self, Nonces, To};
-use super::wire::{self, Ask, BlockHead, CONTROL_MAX, HELLO, Kind, Sealed, within};
+use super::wire::{self, Ask, BlockHead, CONTROL_MAX, FIND_MAX, Find, HELLO, Kind, Sealed, within};
 use crate::engine::holds::{BlockKv, Hold};
 use crate::limits::{KV_BATCH_BYTES, KV_EXPORTS_MAX, KV_HANDSHAKE_MAX, KV_STALL_MAX};
 
@@ -51,11 +52,21 @@ pub(crate) async fn serve(listener: TcpListener, transfers: Arc<KvTransfers>) {
     }
 }
 
+/// What an authenticated importer wants.
+enum Wanted {
+    /// What is kept for it.
+    Kept(Ask),
+    /// What is cached.
+    Cached(Find),
+}
+
 /// What an authenticated importer may have.
 struct Given {
     hold: Arc<Hold>,
+    /// The names of the prefixes of what is held, the empty one's first.
     links: Vec<Link>,
-    first: usize,
+    /// The first block that the importer does not have; `None`: it says so once it knows what is here.
+    first: Option<usize>,
 }
 
 impl KvTransfers {
@@ -79,7 +90,10 @@ impl KvTransfers {
             Err(fault) => {
                 self.metrics.exported(fault.as_str());
                 // Who is no worker, or has left, is none of the operator's business.
-                if matches!(fault, Fault::Lost | Fault::Timeout | Fault::Protocol | Fault::Version) {
+                if matches!(
+                    fault,
+                    Fault::Lost | Fault::Timeout | Fault::Protocol | Fault::Version | Fault::Absent
+                ) {
                     tracing::debug!(cause = %fault, "KV was not given to another worker");
                 } else {
                     tracing::warn!(cause = %fault, "KV was not given to another worker");
@@ -89,9 +103,13 @@ impl KvTransfers {
     }
 
     async fn try_give(&self, stream: TcpStream) -> Result<(), Fault> {
-        let (mut channel, ask) =
+        let (mut channel, wanted) =
             timeout(KV_HANDSHAKE_MAX, self.meet(stream)).await.map_err(|_| Fault::Timeout)??;
-        let given = match self.grant(&ask) {
+        let granted = match wanted {
+            Wanted::Kept(ask) => self.grant(&ask),
+            Wanted::Cached(find) => self.find(find).await,
+        };
+        let given = match granted {
             Ok(given) => given,
             Err(fault) => {
                 if let Some(code) = fault.code() {
@@ -100,14 +118,19 @@ impl KvTransfers {
                 return Err(fault);
             }
         };
-        channel.send(Kind::Offer, &ask.blocks.to_le_bytes()).await?;
-        self.send_blocks(&mut channel, &given).await?;
+        let blocks = given.links.len() - 1;
+        channel.send(Kind::Offer, &(blocks as u32).to_le_bytes()).await?;
+        let first = match given.first {
+            Some(first) => first,
+            None => begins_at(&mut channel, blocks).await?,
+        };
+        self.send_blocks(&mut channel, &given, first).await?;
         channel.send(Kind::End, &[]).await?;
         within(KV_STALL_MAX, channel.stream.shutdown()).await
     }
 
     /// Learns who is there and what is wanted.
-    async fn meet(&self, mut stream: TcpStream) -> Result<(Sealed<TcpStream>, Ask), Fault> {
+    async fn meet(&self, mut stream: TcpStream) -> Result<(Sealed<TcpStream>, Wanted), Fault> {
         let mut hello = [0; HELLO];
         within(KV_STALL_MAX, stream.read_exact(&mut hello)).await?;
         let own = seal::random()?;
@@ -122,8 +145,9 @@ impl KvTransfers {
         let (sends, receives) =
             (self.secret.tags(&nonces, To::Importer), self.secret.tags(&nonces, To::Exporter));
         let mut channel = Sealed { stream, sends, receives, stall: KV_STALL_MAX };
-        match channel.receive(CONTROL_MAX).await {
-            Ok((Kind::Ask, ask)) => Ok((channel, Ask::read(&ask)?)),
+        match channel.receive(FIND_MAX).await {
+            Ok((Kind::Ask, ask)) => Ok((channel, Wanted::Kept(Ask::read(&ask)?))),
+            Ok((Kind::Find, find)) => Ok((channel, Wanted::Cached(Find::read(&find)?))),
             // Its first tag is the importer's proof.
             Err(Fault::Corrupt) => Err(Fault::Unauthenticated),
             Ok(_) => Err(Fault::Protocol),
@@ -133,12 +157,7 @@ impl KvTransfers {
 
     /// What the ask may have, from then on for it alone.
     fn grant(&self, ask: &Ask) -> Result<Given, Fault> {
-        if ask.numerics_id != self.identity.numerics_id {
-            return Err(Fault::Numerics);
-        }
-        if ask.layout != self.identity.layout.words {
-            return Err(Fault::Layout);
-        }
+        self.is_alike(&ask.numerics_id, &ask.layout)?;
         let hold = self.kept.get(ask.transfer).ok_or(Fault::Unknown)?;
         let links = chain::links(hold.tokens(), self.identity.block_size, hold.salt());
         let (first, blocks) = (ask.first as usize, ask.blocks as usize);
@@ -149,13 +168,34 @@ impl KvTransfers {
             return Err(Fault::Unknown);
         }
         self.metrics.kept.set(self.kept.len() as i64);
-        Ok(Given { hold, links, first })
+        Ok(Given { hold, links, first: Some(first) })
     }
 
-    async fn send_blocks(&self, channel: &mut Sealed<TcpStream>, given: &Given) -> Result<(), Fault> {
+    /// What is cached of a prompt, and held from then on.
+    async fn find(&self, find: Find) -> Result<Given, Fault> {
+        self.is_alike(&find.numerics_id, &find.layout)?;
+        let found = self.engine.find_cached(find.tokens, find.salt.into()).await.ok_or(Fault::Absent)?;
+        let links = chain::links(found.tokens(), self.identity.block_size, found.salt());
+        Ok(Given { hold: Arc::new(found), links, first: None })
+    }
+
+    /// Whether the KV of one who computes so is the KV that is computed here.
+    fn is_alike(&self, numerics_id: &str, layout: &str) -> Result<(), Fault> {
+        if numerics_id != self.identity.numerics_id {
+            return Err(Fault::Numerics);
+        }
+        if layout == self.identity.layout.words { Ok(()) } else { Err(Fault::Layout) }
+    }
+
+    async fn send_blocks(
+        &self,
+        channel: &mut Sealed<TcpStream>,
+        given: &Given,
+        first: usize,
+    ) -> Result<(), Fault> {
         let bytes: usize = self.identity.layout.block_bytes.iter().sum();
         let (stride, end) = ((KV_BATCH_BYTES / bytes.max(1)).max(1), given.links.len() - 1);
-        for first in (given.first..end).step_by(stride) {
+        for first in (first..end).step_by(stride) {
             for BlockKv { group, place, bytes } in given.hold.copy(first..end.min(first + stride)).await? {
                 let head =
                     BlockHead { group: group as u8, place: place as u32, link: given.links[place + 1] };
@@ -165,5 +205,16 @@ impl KvTransfers {
             }
         }
         Ok(())
+    }
+}
+
+/// Which of so many blocks is the first that the importer does not have.
+async fn begins_at(channel: &mut Sealed<TcpStream>, blocks: usize) -> Result<usize, Fault> {
+    match channel.receive(CONTROL_MAX).await? {
+        (Kind::From, first) => {
+            let first = wire::read_number(&first)? as usize;
+            if first <= blocks { Ok(first) } else { Err(Fault::Protocol) }
+        }
+        _ => Err(Fault::Protocol),
     }
 }

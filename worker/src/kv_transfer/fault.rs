@@ -37,6 +37,8 @@ pub(super) enum Fault {
     Busy,
     #[error("the KV is not kept by a keyway-worker")]
     Foreign,
+    #[error("the other worker has nothing of the prompt, or cannot hold it")]
+    Absent,
 }
 
 impl Fault {
@@ -59,6 +61,7 @@ impl Fault {
             Self::NoRoom => "no_room",
             Self::Busy => "busy",
             Self::Foreign => "foreign",
+            Self::Absent => "absent",
         }
     }
 
@@ -70,13 +73,14 @@ impl Fault {
             Self::Unknown => Some(3),
             Self::Prompt => Some(4),
             Self::Gone => Some(5),
+            Self::Absent => Some(6),
             _ => None,
         }
     }
 
     /// What such a byte means.
     pub(super) fn told(code: u8) -> Self {
-        let known = [Self::Numerics, Self::Layout, Self::Unknown, Self::Prompt, Self::Gone];
+        let known = [Self::Numerics, Self::Layout, Self::Unknown, Self::Prompt, Self::Gone, Self::Absent];
         known.into_iter().find(|fault| fault.code() == Some(code)).unwrap_or(Self::Protocol)
     }
 }

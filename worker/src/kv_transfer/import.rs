@@ -1,20 +1,21 @@
-//! The importer's end: fetches the KV of a prompt before the prompt is submitted. What came before something
-//! went wrong stays, block for block as good as computed; the rest is computed here.
+//! The importer's end: fetches the KV of a prompt before the prompt is submitted, as it was kept for it or as far
+//! as it is cached elsewhere. What came before something went wrong stays, block for block as good as computed;
+//! the rest is computed here.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpStream, lookup_host};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::chain::{self, Link};
 use super::fault::Fault;
 use super::seal::{self, Nonces, TAG, To};
-use super::wire::{self, Ask, BLOCK_HEAD, BlockHead, CONTROL_MAX, HELLO, Kind, Sealed, within};
-use super::{KvTransfers, RemoteKv};
+use super::wire::{self, Ask, BLOCK_HEAD, BlockHead, CONTROL_MAX, Find, HELLO, Kind, Sealed, within};
+use super::{KvTransfers, Peer, RemoteKv};
 use crate::engine::holds::{Begun, BlockKv, Hold, Imported};
-use crate::limits::{KV_BATCH_BYTES, KV_CONNECT_MAX, KV_IMPORT_MAX, KV_STALL_MAX};
+use crate::limits::{KV_BATCH_BYTES, KV_CONNECT_MAX, KV_FIND_TOKENS_MAX, KV_IMPORT_MAX, KV_STALL_MAX};
 
 /// What is fetched of a prompt.
 struct Wanted {
@@ -36,16 +37,34 @@ impl KvTransfers {
     ) -> Option<Imported> {
         let began = Instant::now();
         let (imported, done) = self.try_fetch(remote, prompt, salt).await;
+        self.note(began, done, &remote.peer);
+        imported
+    }
+
+    /// Fetches what another worker has cached of a prompt, as far as it is not here. `None` where there was
+    /// nothing to be had. Never fails: what did not come is computed.
+    pub(crate) async fn pull(&self, peer: &Peer, prompt: &[u32], salt: &Arc<[u8]>) -> Option<Imported> {
+        let began = Instant::now();
+        let (imported, done) = self.try_pull(peer, prompt, salt).await;
+        self.note(began, done, peer);
+        imported.map(Imported::from_cache)
+    }
+
+    fn note(&self, began: Instant, done: Result<(), Fault>, peer: &Peer) {
         self.metrics.import_seconds.observe(began.elapsed().as_secs_f64());
+        let Peer { host, port } = peer;
         match done {
             Ok(()) => self.metrics.imported("done"),
             Err(fault) => {
                 self.metrics.imported(fault.as_str());
-                let RemoteKv { host, port, .. } = remote;
-                tracing::warn!(cause = %fault, host, port, "KV was not fetched; the prompt is computed here");
+                // What it had may have made room for others.
+                if fault == Fault::Absent {
+                    tracing::debug!(cause = %fault, host, port, "KV was not fetched; the prompt is computed here");
+                } else {
+                    tracing::warn!(cause = %fault, host, port, "KV was not fetched; the prompt is computed here");
+                }
             }
         }
-        imported
     }
 
     async fn try_fetch(
@@ -71,8 +90,65 @@ impl KvTransfers {
         (Some(imported), fetched.unwrap_or(Err(Fault::Timeout)))
     }
 
+    async fn try_pull(
+        &self,
+        peer: &Peer,
+        prompt: &[u32],
+        salt: &Arc<[u8]>,
+    ) -> (Option<Imported>, Result<(), Fault>) {
+        let Ok(_place) = self.imports.try_acquire() else { return (None, Err(Fault::Busy)) };
+        let deadline = Instant::now() + KV_IMPORT_MAX;
+        let finding = timeout_at(deadline, self.find_at(peer, prompt, salt)).await;
+        let (mut channel, blocks) = match finding.unwrap_or(Err(Fault::Timeout)) {
+            Ok(found) => found,
+            Err(fault) => return (None, Err(fault)),
+        };
+        let block_size = self.identity.block_size;
+        // The last token must run.
+        let most = prompt.len().saturating_sub(1) / block_size;
+        if blocks == 0 || blocks > most {
+            return (None, Err(Fault::Protocol));
+        }
+        let tokens = &prompt[..blocks * block_size];
+        let begun = self.engine.begin_import(tokens.to_vec(), Arc::clone(salt)).await;
+        let Some(Begun { hold, first, local_tokens }) = begun else { return (None, Err(Fault::NoRoom)) };
+        let wanted = Wanted { hold, first, links: chain::links(tokens, block_size, salt) };
+        let fetching = async {
+            channel.send(Kind::From, &(wanted.first as u32).to_le_bytes()).await?;
+            self.take_blocks(&mut channel, &wanted).await
+        };
+        let fetched = timeout_at(deadline, fetching).await;
+        (Some(Imported::new(wanted.hold, local_tokens)), fetched.unwrap_or(Err(Fault::Timeout)))
+    }
+
+    /// Asks another worker what it has cached of a prompt: how many blocks, on a connection on which they can
+    /// be had.
+    async fn find_at(
+        &self,
+        peer: &Peer,
+        prompt: &[u32],
+        salt: &[u8],
+    ) -> Result<(Sealed<TcpStream>, usize), Fault> {
+        let find = Find {
+            tokens: prompt[..prompt.len().min(KV_FIND_TOKENS_MAX)].to_vec(),
+            salt: salt.to_vec(),
+            numerics_id: self.identity.numerics_id.clone(),
+            layout: self.identity.layout.words.clone(),
+        };
+        // Such a salt is no gateway's.
+        let find = find.write().ok_or(Fault::Absent)?;
+        let stream = self.connect(peer).await?;
+        let mut channel = self.meet_exporter(stream).await?;
+        channel.send(Kind::Find, &find).await?;
+        match channel.receive(CONTROL_MAX).await? {
+            (Kind::Offer, offer) => Ok((channel, wire::read_number(&offer)? as usize)),
+            (Kind::Refusal, refusal) => Err(wire::read_refusal(&refusal)),
+            _ => Err(Fault::Protocol),
+        }
+    }
+
     async fn receive(&self, remote: &RemoteKv, wanted: &Wanted) -> Result<(), Fault> {
-        let stream = self.connect(remote).await?;
+        let stream = self.connect(&remote.peer).await?;
         let mut channel = self.meet_exporter(stream).await?;
         let blocks = wanted.links.len() - 1;
         let ask = Ask {
@@ -85,16 +161,16 @@ impl KvTransfers {
         };
         channel.send(Kind::Ask, &ask.write()).await?;
         match channel.receive(CONTROL_MAX).await? {
-            (Kind::Offer, offer) if wire::read_offer(&offer)? == ask.blocks => {}
+            (Kind::Offer, offer) if wire::read_number(&offer)? == ask.blocks => {}
             (Kind::Refusal, refusal) => return Err(wire::read_refusal(&refusal)),
             _ => return Err(Fault::Protocol),
         }
         self.take_blocks(&mut channel, wanted).await
     }
 
-    async fn connect(&self, remote: &RemoteKv) -> Result<TcpStream, Fault> {
+    async fn connect(&self, peer: &Peer) -> Result<TcpStream, Fault> {
         let connecting = async {
-            let addrs = lookup_host((remote.host.as_str(), remote.port)).await;
+            let addrs = lookup_host((peer.host.as_str(), peer.port)).await;
             let addrs: Vec<SocketAddr> = addrs.map_err(|_| Fault::Unreachable)?.collect();
             // Without a key whoever listens could give anything.
             if self.secret.is_none() && !addrs.iter().all(|addr| addr.ip().is_loopback()) {

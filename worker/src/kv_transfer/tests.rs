@@ -3,6 +3,7 @@
 
 mod between;
 mod hostile;
+mod pulled;
 mod refused;
 
 use std::future::poll_fn;
@@ -101,6 +102,19 @@ impl Node {
         (tokens, cached)
     }
 
+    /// Where others find what is cached here.
+    fn peer(&self) -> Peer {
+        peer("127.0.0.1", self.transfers.addr.port())
+    }
+
+    /// Answers, with what the other one has cached; the tokens, and how many of the prompt's were cached.
+    async fn pull(&self, request: &GenerationRequest, from: &Peer) -> (Vec<u32>, usize) {
+        let imported = self.transfers.pull(from, &request.prompt, &request.salt).await;
+        let (tokens, cached, _) =
+            events(self.submit(GenerationRequest { imported, ..request.clone() })).await;
+        (tokens, cached)
+    }
+
     /// Answers alone.
     async fn alone(&self, request: &GenerationRequest) -> Vec<u32> {
         events(self.submit(request.clone())).await.0
@@ -153,10 +167,16 @@ async fn events(mut generation: Generation) -> (Vec<u32>, usize, Option<Arc<Hold
 fn remote(said: &Value) -> RemoteKv {
     RemoteKv {
         transfer: u128::from_str_radix(said["remote_request_id"].as_str().unwrap(), 16).unwrap(),
-        host: said["remote_host"].as_str().unwrap().to_owned(),
-        port: said["remote_port"].as_u64().unwrap() as u16,
+        peer: Peer {
+            host: said["remote_host"].as_str().unwrap().to_owned(),
+            port: said["remote_port"].as_u64().unwrap() as u16,
+        },
         tokens: said["remote_num_tokens"].as_u64().unwrap() as usize,
     }
+}
+
+fn peer(host: &str, port: u16) -> Peer {
+    Peer { host: host.to_owned(), port }
 }
 
 fn request(len: u32, salt: &str) -> GenerationRequest {

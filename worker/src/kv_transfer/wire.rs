@@ -10,7 +10,12 @@
 //!         3 refusal  cause u8
 //!         4 block    group u8, place u32, link [32], KV
 //!         5 end      nothing
+//!         6 find     tokens: u32 and ids u32, salt: u16 and bytes, two texts
+//!         7 from     first u32
 //! ```
+//!
+//! An ask names a prompt that is kept for the importer. A find has a prompt, of which the importer takes what is
+//! cached: the offer says how many blocks these are, and `from` which of them is the first to be sent.
 //!
 //! A frame's length is checked before memory is taken for it; every tag before its frame is read.
 
@@ -23,6 +28,7 @@ use tokio::time::timeout;
 use super::chain::Link;
 use super::fault::Fault;
 use super::seal::{Nonce, TAG, Tags};
+use crate::limits::KV_FIND_TOKENS_MAX;
 
 /// What this worker speaks.
 pub(super) const VERSION: u16 = 1;
@@ -33,8 +39,12 @@ pub(super) const HELLO: usize = 4 + 2 + 32;
 const HEAD: usize = 4 + 1;
 /// Bytes of a block's frame before its KV.
 pub(super) const BLOCK_HEAD: usize = 1 + 4 + 32;
-/// Bytes of the largest other frame: an ask's two texts are the most of it.
+/// Bytes of the largest other frame but a find: an ask's two texts are the most of it.
 pub(super) const CONTROL_MAX: usize = 4 << 10;
+/// Bytes of a find.
+pub(super) const FIND_MAX: usize = CONTROL_MAX + size_of::<u32>() * KV_FIND_TOKENS_MAX;
+/// Bytes of the salt, and of each text: both ends' own words are short.
+const TEXT_MAX: usize = CONTROL_MAX / 4;
 
 /// What a frame is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,11 +54,13 @@ pub(super) enum Kind {
     Refusal = 3,
     Block = 4,
     End = 5,
+    Find = 6,
+    From = 7,
 }
 
 impl Kind {
     fn of(byte: u8) -> Result<Self, Fault> {
-        let all = [Self::Ask, Self::Offer, Self::Refusal, Self::Block, Self::End];
+        let all = [Self::Ask, Self::Offer, Self::Refusal, Self::Block, Self::End, Self::Find, Self::From];
         all.into_iter().find(|kind| *kind as u8 == byte).ok_or(Fault::Protocol)
     }
 }
@@ -64,6 +76,15 @@ pub(super) struct Ask {
     pub(super) blocks: u32,
     /// The name of that prefix.
     pub(super) link: Link,
+    pub(super) numerics_id: String,
+    pub(super) layout: String,
+}
+
+/// A prompt of which the importer would take what is cached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Find {
+    pub(super) tokens: Vec<u32>,
+    pub(super) salt: Vec<u8>,
     pub(super) numerics_id: String,
     pub(super) layout: String,
 }
@@ -107,12 +128,8 @@ impl Ask {
         out.extend(self.first.to_le_bytes());
         out.extend(self.blocks.to_le_bytes());
         out.extend(self.link);
-        for text in [&self.numerics_id, &self.layout] {
-            // Both ends' own words are short; what is cut off is another word.
-            let bytes = &text.as_bytes()[..text.len().min(CONTROL_MAX / 4)];
-            out.extend((bytes.len() as u16).to_le_bytes());
-            out.extend(bytes);
-        }
+        write_text(&mut out, &self.numerics_id);
+        write_text(&mut out, &self.layout);
         out
     }
 
@@ -128,6 +145,40 @@ impl Ask {
             layout: take_text(&mut rest)?,
         };
         if rest.is_empty() { Ok(ask) } else { Err(Fault::Protocol) }
+    }
+}
+
+impl Find {
+    /// As it is sent; `None` of what is too long to be sent.
+    pub(super) fn write(&self) -> Option<Vec<u8>> {
+        if self.tokens.len() > KV_FIND_TOKENS_MAX || self.salt.len() > TEXT_MAX {
+            return None;
+        }
+        let mut out = Vec::with_capacity(size_of::<u32>() * self.tokens.len() + CONTROL_MAX);
+        out.extend((self.tokens.len() as u32).to_le_bytes());
+        out.extend(self.tokens.iter().flat_map(|id| id.to_le_bytes()));
+        out.extend((self.salt.len() as u16).to_le_bytes());
+        out.extend(&self.salt);
+        write_text(&mut out, &self.numerics_id);
+        write_text(&mut out, &self.layout);
+        Some(out)
+    }
+
+    /// What was sent; an error where it is anything else.
+    pub(super) fn read(bytes: &[u8]) -> Result<Self, Fault> {
+        let mut rest = bytes;
+        let count = u32::from_le_bytes(take(&mut rest)?) as usize;
+        let ids = count.checked_mul(size_of::<u32>()).and_then(|bytes| rest.split_at_checked(bytes));
+        let (ids, behind) = ids.ok_or(Fault::Protocol)?;
+        rest = behind;
+        let (ids, _) = ids.as_chunks::<4>();
+        let find = Self {
+            tokens: ids.iter().map(|id| u32::from_le_bytes(*id)).collect(),
+            salt: take_bytes(&mut rest)?.to_vec(),
+            numerics_id: take_text(&mut rest)?,
+            layout: take_text(&mut rest)?,
+        };
+        if rest.is_empty() { Ok(find) } else { Err(Fault::Protocol) }
     }
 }
 
@@ -151,8 +202,8 @@ impl BlockHead {
     }
 }
 
-/// The one number of an offer.
-pub(super) fn read_offer(bytes: &[u8]) -> Result<u32, Fault> {
+/// The one number of an offer, or of where to begin.
+pub(super) fn read_number(bytes: &[u8]) -> Result<u32, Fault> {
     bytes.try_into().map(u32::from_le_bytes).map_err(|_| Fault::Protocol)
 }
 
@@ -170,11 +221,23 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Fault> {
     Ok(*taken)
 }
 
-fn take_text(rest: &mut &[u8]) -> Result<String, Fault> {
+fn take_bytes<'a>(rest: &mut &'a [u8]) -> Result<&'a [u8], Fault> {
     let length = u16::from_le_bytes(take(rest)?);
-    let (text, behind) = rest.split_at_checked(length.into()).ok_or(Fault::Protocol)?;
+    let (taken, behind) = rest.split_at_checked(length.into()).ok_or(Fault::Protocol)?;
     *rest = behind;
+    Ok(taken)
+}
+
+fn take_text(rest: &mut &[u8]) -> Result<String, Fault> {
+    let text = take_bytes(rest)?;
     std::str::from_utf8(text).map(str::to_owned).map_err(|_| Fault::Protocol)
+}
+
+/// Writes a text of which what is cut off makes another one.
+fn write_text(out: &mut Vec<u8>, text: &str) {
+    let bytes = &text.as_bytes()[..text.len().min(TEXT_MAX)];
+    out.extend((bytes.len() as u16).to_le_bytes());
+    out.extend(bytes);
 }
 
 /// A frame's kind and the bytes of its payload, of which there may be so many.
@@ -292,7 +355,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_written_is_read(ask in ask(), group in any::<u8>(), place in any::<u32>(), kv in prop::collection::vec(any::<u8>(), 0..90)) {
+        fn what_was_written_is_read(
+            ask in ask(),
+            group in any::<u8>(),
+            place in any::<u32>(),
+            kv in prop::collection::vec(any::<u8>(), 0..90),
+            ids in prop::collection::vec(any::<u32>(), 0..40),
+        ) {
             prop_assert!(ask.write().len() <= CONTROL_MAX);
             prop_assert_eq!(Ask::read(&ask.write()), Ok(ask.clone()));
             let head = BlockHead { group, place, link: ask.link };
@@ -302,13 +371,21 @@ mod tests {
             let cut = ask.write();
             prop_assert_eq!(Ask::read(&cut[..cut.len() - 1]), Err(Fault::Protocol));
             prop_assert_eq!(Ask::read(&[&cut[..], &[0]].concat()), Err(Fault::Protocol));
+            let (salt, tokens) = (kv, ids);
+            let find = Find { tokens, salt, numerics_id: ask.numerics_id, layout: ask.layout };
+            let written = find.write().unwrap();
+            prop_assert!(written.len() <= FIND_MAX);
+            prop_assert_eq!(Find::read(&written), Ok(find));
+            prop_assert_eq!(Find::read(&written[..written.len() - 1]), Err(Fault::Protocol));
+            prop_assert_eq!(Find::read(&[&written[..], &[0]].concat()), Err(Fault::Protocol));
         }
 
         #[test]
         fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200), most in 0usize..300) {
             let _ = Ask::read(&bytes);
+            let _ = Find::read(&bytes);
             let _ = BlockHead::read(&bytes);
-            let _ = read_offer(&bytes);
+            let _ = read_number(&bytes);
             read_refusal(&bytes);
             let (came, fault) = frames(&bytes, most);
             prop_assert!(came.is_empty(), "without a tag nothing is taken");
@@ -337,6 +414,18 @@ mod tests {
             let twice = [&bytes[..sizes[0]], &bytes].concat();
             prop_assert_eq!(frames(&twice, 40).0.len(), 1);
         }
+    }
+
+    #[test]
+    fn what_is_too_long_to_be_found_is_not_asked_for() {
+        let find = |tokens, salt| {
+            let (numerics_id, layout) = ("n".repeat(9_000), "l".repeat(9_000));
+            Find { tokens: vec![7; tokens], salt: vec![7; salt], numerics_id, layout }.write()
+        };
+        assert!(find(KV_FIND_TOKENS_MAX, TEXT_MAX).is_some_and(|find| find.len() <= FIND_MAX));
+        assert_eq!((find(KV_FIND_TOKENS_MAX + 1, 0), find(0, TEXT_MAX + 1)), (None, None));
+        // One that says that it has more ids than it has bytes.
+        assert_eq!(Find::read(&[255, 255, 255, 255, 0]), Err(Fault::Protocol));
     }
 
     #[test]

@@ -57,11 +57,10 @@ impl HeldPrefix {
 }
 
 impl BlockManager {
-    /// Holds the longest cached part of a prompt that can be gone on from.
-    pub(crate) fn keep(&mut self, prompt: &[u32], salt: &Arc<[u8]>) -> HeldPrefix {
+    /// How many tokens the longest cached part of a prompt has that can be gone on from.
+    pub(crate) fn usable_prefix(&self, prompt: &[u32], salt: &Arc<[u8]>) -> usize {
         let anchors = self.matched(prompt, salt);
-        let blocks = self.usable_of(anchors.len(), |i| anchors[i]);
-        self.hold_prefix(&prompt[..blocks * self.block_size], salt)
+        self.usable_of(anchors.len(), |i| anchors[i]) * self.block_size
     }
 
     /// Holds what is cached of a prefix of whole blocks.

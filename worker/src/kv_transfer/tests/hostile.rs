@@ -86,7 +86,7 @@ async fn what_makes_no_sense_is_not_used() {
         let Saying { what, frames, outcome, used } = sayings(&blocks, &links).remove(i);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let remote = RemoteKv { transfer: 5, host: "127.0.0.1".to_owned(), port, tokens: 64 };
+        let remote = RemoteKv { transfer: 5, peer: peer("127.0.0.1", port), tokens: 64 };
         let exporting = async {
             let (mut channel, ask) = asked(&listener).await;
             assert_eq!((ask.transfer, ask.first, ask.blocks), (5, 0, 4));

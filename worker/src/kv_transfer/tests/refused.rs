@@ -80,7 +80,7 @@ async fn another_key_is_refused_at_both_ends() {
     computes_itself(&first, &second, &request, &offer, Fault::Unauthenticated).await;
     // One that goes on although the other end's proof is not what it takes for one.
     let offer = first.offered(&request).await;
-    let mut stream = TcpStream::connect((offer.host.as_str(), offer.port)).await.unwrap();
+    let mut stream = TcpStream::connect((offer.peer.host.as_str(), offer.peer.port)).await.unwrap();
     stream.write_all(&wire::hello(&[7; 32])).await.unwrap();
     stream.read_exact(&mut [0; wire::HELLO + seal::TAG]).await.unwrap();
     let ask = [&[8, 0, 0, 0, 1][..], &[0; 8 + seal::TAG]].concat();
@@ -93,12 +93,12 @@ async fn another_key_is_refused_at_both_ends() {
 #[tokio::test]
 async fn without_a_key_kv_comes_from_this_machine_alone() {
     let second = Node::start(Kind::default()).await;
-    let offer = RemoteKv { transfer: 1, host: "192.0.2.1".to_owned(), port: 9, tokens: 64 };
+    let offer = RemoteKv { transfer: 1, peer: peer("192.0.2.1", 9), tokens: 64 };
     let request = request(70, "");
     assert_eq!(second.answer(&request, &offer).await.0, second.alone(&request).await);
     assert_eq!(second.imports("not_loopback"), 1);
     let nobody = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
-    let offer = RemoteKv { transfer: 1, host: "localhost".to_owned(), port: nobody, tokens: 64 };
+    let offer = RemoteKv { transfer: 1, peer: peer("localhost", nobody), tokens: 64 };
     second.answer(&super::request(70, "b"), &offer).await;
     assert_eq!(second.imports("unreachable"), 1);
     second.is_empty().await;
@@ -173,9 +173,11 @@ async fn what_was_changed_or_cut_on_the_way_is_not_used() {
         for (j, spoil) in [Spoil::FlipBit { byte }, Spoil::CutAt { byte }].into_iter().enumerate() {
             let request = request(70, &format!("{i} {j}"));
             let offer = first.offered(&request).await;
-            let middle = Middle::start(offer.port, spoil).await;
+            let middle = Middle::start(offer.peer.port, spoil).await;
             let before = second.metrics.external_tokens.get();
-            let (tokens, _) = second.answer(&request, &RemoteKv { port: middle.port, ..offer.clone() }).await;
+            let (tokens, _) = second
+                .answer(&request, &RemoteKv { peer: peer("127.0.0.1", middle.port), ..offer.clone() })
+                .await;
             assert_eq!(tokens, expected, "{spoil:?}");
             let came = second.metrics.external_tokens.get() - before;
             let whole = byte.saturating_sub(head) / frame;
@@ -233,7 +235,7 @@ async fn who_leaves_in_the_middle_leaves_nothing() {
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = silent.local_addr().unwrap().port();
     let request = request(70, "");
-    let offer = RemoteKv { transfer: 1, host: "127.0.0.1".to_owned(), port, tokens: 64 };
+    let offer = RemoteKv { transfer: 1, peer: peer("127.0.0.1", port), tokens: 64 };
     {
         let fetching = second.transfers.fetch(&offer, &request.prompt, &request.salt);
         tokio::select! {
@@ -244,7 +246,7 @@ async fn who_leaves_in_the_middle_leaves_nothing() {
     second.is_empty().await;
     // One that asks and reads nothing of what it gets.
     let offered = first.offered(&request).await;
-    drop(TcpStream::connect((offered.host.as_str(), offered.port)).await.unwrap());
+    drop(TcpStream::connect((offered.peer.host.as_str(), offered.peer.port)).await.unwrap());
     first.until(|| first.exports("lost") > 0).await;
     assert_eq!(first.transfers.kept.len(), 1, "who did not ask for it took nothing away");
     assert_eq!(second.answer(&request, &offered).await.0, first.alone(&request).await);
