@@ -11,6 +11,7 @@ pub mod standing;
 mod trouble;
 
 use std::{
+    num::NonZeroU16,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -62,6 +63,8 @@ pub struct Model {
     pub context: Option<u64>,
     /// What its logits are computed with; only `keyway-worker` says.
     pub numerics_id: Option<Arc<str>>,
+    /// Port at which other workers fetch what this one has cached; only `keyway-worker` says.
+    pub kv_source_port: Option<NonZeroU16>,
 }
 
 /// One worker of the fleet.
@@ -263,6 +266,7 @@ impl Worker {
         // One that is configured is the only one.
         let ids: Vec<String> = self.config.model.clone().map_or_else(|| ids.collect(), |only| vec![only]);
         self.gate.serves(ids);
+        self.says_kv_source(models.iter().find_map(|model| model.kv_source_port));
         *self.models.write() = Some(models);
     }
 
@@ -409,6 +413,11 @@ impl Fleet {
     /// Whether there is a worker that computes prompts for others alone.
     pub fn has_prefill(&self) -> bool {
         self.workers.read().iter().any(|worker| worker.role() == Role::Prefill)
+    }
+
+    /// Whether there is a worker whose KV may go to others.
+    pub fn moves_kv(&self) -> bool {
+        self.workers.read().iter().any(|worker| worker.moves_kv())
     }
 
     /// Whether a worker has just joined and nothing is known of it yet.

@@ -174,6 +174,10 @@ pub const BLOCK_TOKENS: u32 = 16;
 pub const MAX_PREFILL_LEGS: usize = 2;
 /// How long a worker that computed a prompt for another and said nothing of its KV is not asked to again.
 pub const NO_KV_PAUSE: Duration = Duration::from_secs(60);
+
+/// How long a worker is not asked to fetch what others have cached once it has refused a request that asked
+/// for it: it was started without, which takes a new start.
+pub const NO_PULL_PAUSE: Duration = Duration::from_secs(600);
 /// Port at which engines learn where a prompt's KV is: SGLang's and vLLM's Mooncake connector's by default.
 pub const BOOTSTRAP_PORT: u16 = 8998;
 /// How often a worker that is for a part of requests is asked whether it still is: SGLang can change it.

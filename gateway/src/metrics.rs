@@ -13,6 +13,7 @@ mod peers;
 mod per_model;
 mod per_worker;
 mod prefill_legs;
+mod pulls;
 mod reference;
 mod resume;
 mod scale;
@@ -41,6 +42,7 @@ pub use self::{
     per_model::{COMPLETE, ModelSeries, ModelTotals},
     per_worker::{Prediction, WorkerSeries},
     prefill_legs::PrefillLegMetrics,
+    pulls::PullMetrics,
     reference::Family,
     resume::ResumeMetrics,
     scale::ScaleMetrics,
@@ -122,6 +124,8 @@ pub struct Metrics {
     pub model_names: ModelNameMetrics,
     /// Prompts that one worker computes for another.
     pub prefill_legs: PrefillLegMetrics,
+    /// What workers fetch from each other's caches.
+    pub pulls: PullMetrics,
     /// Addresses of other gateways, by whether they tell what they have at each worker.
     pub peers: PeerStates,
     /// What gateways tell each other of their placements.
@@ -293,6 +297,7 @@ impl Metrics {
             scale: ScaleMetrics::declare(&d)?,
             model_names: ModelNameMetrics::declare(&d)?,
             prefill_legs: PrefillLegMetrics::declare(&d)?,
+            pulls: PullMetrics::declare(&d)?,
             peers: PeerStates::declare(&d)?,
             placements: PlacementMetrics::declare(&d)?,
             mishaps: Mishaps::default(),

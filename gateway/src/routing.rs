@@ -9,6 +9,7 @@ pub mod decision_log;
 mod holding;
 pub mod legs;
 mod miss;
+mod pulls;
 pub mod refusal;
 mod setting;
 mod shared_index;
@@ -27,9 +28,10 @@ use std::{
 };
 
 use keyway_core::{
-    Transfers, consider, fill_matches,
+    Transfers, fill_matches,
     health::State,
     pick::{Candidate, Pick, Policy, Turn},
+    route::PromptViews,
     waiting_room::{Ahead, RoomRules},
 };
 use keyway_wire::block_hash::HashKey;
@@ -39,6 +41,7 @@ use tokio::sync::{futures::Notified, watch};
 pub use self::accusation::Accusation;
 use self::holding::Holding;
 pub use self::legs::LegRules;
+pub use self::pulls::Pull;
 pub use self::setting::{Setting, View};
 pub use self::shared_index::SharedIndex;
 pub use self::ticket::Ticket;
@@ -67,6 +70,8 @@ pub struct Router {
     holding: Holding,
     /// What handovers between workers take.
     transfers: Mutex<Transfers>,
+    /// What fetching from each other's caches takes.
+    pulls: Mutex<Transfers>,
     turn: AtomicU64,
     token_sizes: TokenSizes,
     decision_log: Option<DecisionLog>,
@@ -107,6 +112,8 @@ pub struct Choice {
     pub pick: Pick,
     /// Whether another worker is to compute the prompt.
     pub splits: bool,
+    /// Of whose cache the worker is to fetch a part of the prompt, if of any.
+    pub pull: Option<Pull>,
     /// Lives as long as the answer's body, and goes there from hand to hand.
     pub ticket: Box<Ticket>,
 }
@@ -127,6 +134,7 @@ impl Router {
             clock,
             rules: RwLock::new(Rules { policy, holds: true, legs: LegRules::default() }),
             transfers: Mutex::default(),
+            pulls: Mutex::default(),
             hash_key: keyer.key,
             block_bytes: keyer.block_bytes.get(),
             options: RouterOptions::default(),
@@ -248,14 +256,17 @@ impl Router {
         let mut candidates = setting.candidates(now, self.holding.any_wait());
         let (index, nobody, step) = (self.index.settled(), Ahead::default(), (now, &turn));
         let by_all = setting.seen_by(0..candidates.len());
+        let consider = |seen: &PromptViews<'_>, candidates: &mut [Candidate]| {
+            self.consider(self.policy(), setting, (seen, candidates), &nobody, step, &index)
+        };
         let Some(places) = setting.askable(now) else {
-            let pick = consider(self.policy(), &by_all.seen(), &mut candidates, &nobody, step, &index)?;
+            let pick = consider(&by_all.seen(), &mut candidates)?;
             return Some((candidates, pick));
         };
         fill_matches(&by_all.seen(), &mut candidates, &index);
         let mut asked: Vec<_> = places.iter().map(|&place| candidates[place]).collect();
         let by_them = setting.seen_by(places.iter().copied());
-        let pick = consider(self.policy(), &by_them.seen(), &mut asked, &nobody, step, &index)?;
+        let pick = consider(&by_them.seen(), &mut asked)?;
         places.iter().zip(asked).for_each(|(&place, asked)| candidates[place] = asked);
         Some((candidates, Pick { index: places[pick.index], ..pick }))
     }
@@ -278,6 +289,7 @@ impl Router {
     pub fn worker_left(&self, worker: &Worker) {
         self.index.forget_worker(worker, self.now());
         self.transfers.lock().forget(worker.id);
+        self.pulls.lock().forget(worker.id);
         self.holding.cache_is_gone(worker.id);
     }
 

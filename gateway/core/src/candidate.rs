@@ -26,6 +26,8 @@ pub struct Candidate {
     pub fetched_blocks: u32,
     /// Where they can be fetched from. `None` where that is not known, or is not to count.
     pub source: Option<Source>,
+    /// Whether it and others like it fetch from each other what they hold ([`crate::peers`]).
+    pub exchanges: bool,
     /// What a copy of the request's hottest prefix would be used for here.
     pub reuse: Reuse,
     /// Tokens of active sessions that the request's own would displace here
@@ -103,6 +105,7 @@ impl Candidate {
             matched_blocks: 0,
             fetched_blocks: 0,
             source: None,
+            exchanges: false,
             reuse: Reuse::default(),
             crowded_tokens: 0.0,
             tokens_per_ms,
@@ -113,6 +116,17 @@ impl Candidate {
     /// Leading blocks of the request's chain that it need not compute.
     pub fn held_blocks(&self) -> u32 {
         self.matched_blocks + self.fetched_blocks
+    }
+
+    /// The worker, in the index, from which it would fetch.
+    pub fn peer(&self) -> Option<WorkerId> {
+        self.source.filter(|source| source.is_peer && self.fetched_blocks > 0).map(|source| source.worker)
+    }
+
+    /// The same without what it could fetch from another worker.
+    #[must_use]
+    pub fn without_peer(self) -> Self {
+        if self.peer().is_some() { Self { fetched_blocks: 0, source: None, ..self } } else { self }
     }
 }
 

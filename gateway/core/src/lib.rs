@@ -89,7 +89,7 @@ pub use policy::{Policy, Reason, UnknownPolicy};
 pub use rate::{PrefillRate, Rates};
 pub use rate_limit::{RateLimit, Standing};
 pub use retry_budget::RetryBudget;
-pub use route::{PromptViews, consider, fill_matches, may_wait, quote};
+pub use route::{PromptViews, consider, consider_peers, fill_matches, may_wait, quote};
 pub use slots::{Slots, SlotsAnswer, SlotsQuestion};
 pub use token_chain::TokenSpace;
 pub use transfers::{Transfer, Transfers};

@@ -27,21 +27,19 @@ use crate::transfers::Transfer;
 /// What fetched blocks displace, as a share of what computed ones do.
 pub const COPY_DISPLACES: f64 = 0.5;
 
-/// Says of each candidate, whose matches are known, what it could fetch from the one that holds most of the
-/// prompt, where that takes less than to compute it. `transfer`: from the first to the second; `None` where
-/// the second cannot fetch from the first.
+/// Says of each candidate that exchanges blocks, and whose matches are known, what it could fetch from the one
+/// of them that holds most of the prompt, where that takes less than to compute it. `transfer`: from the first
+/// to the second; `None` where the second is not to fetch from the first.
 pub fn fill_peers(
     request: &RequestView<'_>,
     candidates: &mut [Candidate],
     transfer: impl Fn(&Candidate, &Candidate) -> Option<Transfer>,
 ) {
     let most = |a: &&Candidate, b: &&Candidate| a.matched_blocks.cmp(&b.matched_blocks);
-    let Some(holder) = candidates.iter().max_by(most).copied() else { return };
-    if holder.matched_blocks == 0 {
-        return;
-    }
+    let holder = candidates.iter().filter(|one| one.exchanges).max_by(most).copied();
+    let Some(holder) = holder.filter(|holder| holder.matched_blocks > 0) else { return };
     let (model, held) = (CostModel::default(), request.cached_tokens(holder.matched_blocks));
-    for one in candidates {
+    for one in candidates.iter_mut().filter(|one| one.exchanges) {
         let tokens = held - request.cached_tokens(one.held_blocks());
         if tokens <= 0.0 {
             continue;
@@ -73,7 +71,8 @@ mod tests {
         let worker = |(i, &(backlog_ms, matched_blocks)): (usize, &(f64, u32))| {
             let pace = PaceSnapshot { backlog_ms, ..PaceSnapshot::default() };
             let load = LoadSnapshot { pace, ..LoadSnapshot::default() };
-            Candidate { matched_blocks, ..Candidate::new(WorkerId(i as u32), load, 8.0, 1.0) }
+            let new = Candidate::new(WorkerId(i as u32), load, 8.0, 1.0);
+            Candidate { matched_blocks, exchanges: true, ..new }
         };
         of.iter().enumerate().map(worker).collect()
     }
@@ -106,6 +105,28 @@ mod tests {
         // A network slower than the worker computes is none.
         let slow = Transfer { handover_ms: 5.0, ms_per_token: 0.2 };
         assert_eq!(chosen(&busy, Some(slow)), (1, 0));
+    }
+
+    #[test]
+    fn nothing_is_fetched_by_or_from_one_that_does_not_exchange() {
+        let chain: Vec<_> = (1..=200).map(BlockHash).collect();
+        let view = RequestView {
+            chain: &chain,
+            prompt_tokens: 3_201,
+            block_tokens: 16.0,
+            media: &[],
+            session: None,
+        };
+        for (apart, want) in
+            [(0, [None, None, Some(1)]), (1, [None, None, Some(0)]), (2, [None, Some(0), None])]
+        {
+            let mut candidates = fleet(&[(0.0, 200), (0.0, 150), (0.0, 0)]);
+            candidates[apart].exchanges = false;
+            fill_peers(&view, &mut candidates, |_, _| Some(QUICK));
+            let peers: Vec<_> = candidates.iter().map(|one| one.peer().map(|peer| peer.0)).collect();
+            assert_eq!(peers, want, "{apart}");
+            assert!(candidates.iter().all(|one| one.without_peer().fetched_blocks == 0));
+        }
     }
 
     proptest! {

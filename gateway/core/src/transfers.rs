@@ -22,6 +22,10 @@ const APART: f64 = 1.25;
 const BELIEVED_FOR: Duration = Duration::from_secs(600);
 /// Pairs that are known at most, each of about half a kilobyte. Others go by what all pairs say together.
 const PAIRS_MAX: usize = 4_096;
+/// How often in a row nothing comes between two before they are passed over, and for how long. Blocks leave a
+/// cache between two requests at times; three times in a row is another cause.
+const MISSED_MAX: u32 = 3;
+const MISSED_FOR: Duration = Duration::from_secs(60);
 /// Bounds of what a token takes, in milliseconds: no network is faster, no slower one is worth it.
 const MS_PER_TOKEN: (f64, f64) = (1e-6, 1e3);
 
@@ -55,6 +59,8 @@ impl Transfer {
 pub struct Transfers {
     pairs: HashMap<(WorkerId, WorkerId), Handovers>,
     all: Handovers,
+    /// Pairs between which nothing came the last time: how often in a row, and when last.
+    missed: HashMap<(WorkerId, WorkerId), (u32, Duration)>,
 }
 
 /// The newest handovers, and their line.
@@ -97,6 +103,32 @@ impl Transfers {
         own.and_then(line).or_else(|| line(&self.all)).unwrap_or_default()
     }
 
+    /// What was to be fetched did not come. Returns whether the pair is therefore passed over from now on.
+    pub fn missed(&mut self, now: Duration, pair: (WorkerId, WorkerId)) -> bool {
+        if self.missed.len() >= PAIRS_MAX {
+            self.missed.retain(|_, (_, at)| now.saturating_sub(*at) <= MISSED_FOR);
+            if self.missed.len() >= PAIRS_MAX {
+                return false;
+            }
+        }
+        let (times, at) = self.missed.entry(pair).or_default();
+        *times += 1;
+        *at = now;
+        *times == MISSED_MAX
+    }
+
+    /// What was to be fetched did come.
+    pub fn came(&mut self, pair: (WorkerId, WorkerId)) {
+        self.missed.remove(&pair);
+    }
+
+    /// Whether so little has come between these two lately that nothing is to be fetched. After a while it is
+    /// tried again, once.
+    pub fn is_passed_over(&self, now: Duration, pair: (WorkerId, WorkerId)) -> bool {
+        let missed = self.missed.get(&pair);
+        missed.is_some_and(|(times, at)| *times >= MISSED_MAX && now.saturating_sub(*at) <= MISSED_FOR)
+    }
+
     /// Each pair with a line of its own.
     pub fn known(&self, now: Duration) -> impl Iterator<Item = ((WorkerId, WorkerId), Transfer)> {
         let believed = self.pairs.iter().filter(move |(_, handovers)| handovers.is_believed(now));
@@ -106,6 +138,7 @@ impl Transfers {
     /// A worker is gone for good.
     pub fn forget(&mut self, worker: WorkerId) {
         self.pairs.retain(|(from, to), _| *from != worker && *to != worker);
+        self.missed.retain(|(from, to), _| *from != worker && *to != worker);
     }
 }
 
@@ -233,6 +266,30 @@ mod tests {
         let found = between(&transfers, NOW);
         assert!((found.ms(5_000.0) - twice).abs() < 1e-6, "{found:?}");
         assert!((found.handover_ms - 2.0 * Transfer::default().handover_ms).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_pair_between_which_nothing_comes_is_passed_over_for_a_while() {
+        let mut transfers = Transfers::default();
+        let at = |s: u64| NOW + Duration::from_secs(s);
+        // One that comes in between begins the count anew.
+        assert_eq!([0, 1].map(|s| transfers.missed(at(s), PAIR)), [false; 2]);
+        transfers.came(PAIR);
+        assert_eq!([2, 3, 4, 5].map(|s| transfers.missed(at(s), PAIR)), [false, false, true, false]);
+        let passed = |transfers: &Transfers, s| transfers.is_passed_over(at(s), PAIR);
+        assert!(passed(&transfers, 6) && !transfers.is_passed_over(at(6), (PAIR.1, PAIR.0)));
+        assert!(passed(&transfers, 65) && !passed(&transfers, 66));
+        // It is tried once: the next miss is enough.
+        assert!(!transfers.missed(at(70), PAIR) && passed(&transfers, 71));
+        transfers.came(PAIR);
+        assert!(!passed(&transfers, 71));
+        assert_eq!([80, 81, 82].map(|s| transfers.missed(at(s), PAIR)), [false, false, true]);
+        transfers.forget(PAIR.1);
+        assert!(!passed(&transfers, 83));
+        for i in 0..2 * PAIRS_MAX as u32 {
+            transfers.missed(NOW, (WorkerId(i), WorkerId(i + 1)));
+        }
+        assert_eq!(transfers.missed.len(), PAIRS_MAX);
     }
 
     #[test]

@@ -57,6 +57,8 @@ pub struct DnsTable {
     pub kv_transfer: Option<KvTransfer>,
     /// Port at which others learn where KV is; see `[[worker]]`.
     pub bootstrap_port: Option<NonZeroU16>,
+    /// Port at which other workers fetch what each has cached; see `[[worker]]`.
+    pub kv_source_port: Option<NonZeroU16>,
 }
 
 /// `[discovery]`, validated: where workers that come and go are learned of.
@@ -163,6 +165,7 @@ impl DnsName {
             role: self.table.role,
             kv_transfer: self.table.kv_transfer,
             bootstrap_port: self.table.bootstrap_port,
+            kv_source_port: self.table.kv_source_port,
             ..at
         })?;
         let api_key = self.basic.clone().or(worker.api_key);

@@ -45,6 +45,8 @@ pub struct KubernetesTable {
     pub kv_transfer: Option<KvTransfer>,
     /// Port at which others learn where KV is; see `[[worker]]`.
     pub bootstrap_port: Option<NonZeroU16>,
+    /// Port at which other workers fetch what each has cached; see `[[worker]]`.
+    pub kv_source_port: Option<NonZeroU16>,
     /// Label of pods that says for which part each of them is, by these words or by llm-d's; needs the right
     /// to watch pods. A pod whose label says no role gets no requests.
     pub role_label: Option<String>,
@@ -162,6 +164,7 @@ impl KubernetesFleet {
             role: self.table.role,
             kv_transfer: self.table.kv_transfer,
             bootstrap_port: self.table.bootstrap_port,
+            kv_source_port: self.table.kv_source_port,
             ..table
         })?;
         Ok(WorkerConfig { identity: uid.map(str::to_owned), ..worker })

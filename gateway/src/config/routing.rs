@@ -29,6 +29,8 @@ pub struct RoutingConfig {
     pub ask_usage: bool,
     /// Which prompts other workers compute than those that answer.
     pub split: Splitting,
+    /// Whether workers fetch from each other what they have cached of a prompt.
+    pub pull: Splitting,
     /// Uncached prompt tokens below which none is.
     pub prefill_from_tokens: u64,
     /// Whether a request must name its model where workers serve different ones.
@@ -51,7 +53,8 @@ pub struct RoutingConfig {
     pub decision_log: Option<(PathBuf, f64)>,
 }
 
-/// Which prompts a worker for prefill computes for one for decode.
+/// Which prompts a worker for prefill computes for one for decode, and of which a worker fetches what another
+/// one has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SplitFile {
@@ -105,6 +108,7 @@ impl RoutingConfig {
             snapshot_file: file.snapshot_file,
             ask_usage: file.ask_usage.unwrap_or(true),
             split: file.split.unwrap_or_default().rule(),
+            pull: file.pull.unwrap_or_default().rule(),
             prefill_from_tokens: file.prefill_from_tokens.unwrap_or(limits::PREFILL_FROM_TOKENS),
             require_model: file.require_model.unwrap_or(true),
             room,

@@ -28,12 +28,17 @@ fn a_worker_s_events_are_named_behind_its_url_or_in_its_table() {
 #[test]
 fn a_worker_s_part_and_how_its_kv_is_moved_are_said_by_flag_and_by_table() {
     let flag: WorkerConfig =
-        "http://a:1;role=decode;kv-transfer=mooncake;bootstrap-port=9000".parse().unwrap();
-    let table = "[[worker]]\nurl = \"http://a:1\"\nrole = \"decode\"\nkv_transfer = \"mooncake\"\nbootstrap_port = 9000";
+        "http://a:1;role=decode;kv-transfer=mooncake;bootstrap-port=9000;kv-source-port=5710"
+            .parse()
+            .unwrap();
+    let table = "[[worker]]\nurl = \"http://a:1\"\nrole = \"decode\"\nkv_transfer = \"mooncake\"\nbootstrap_port = 9000\nkv_source_port = 5710";
     assert_eq!(flag, WorkerConfig { finds_ranks: true, ..config(table).unwrap().workers[0].clone() });
     assert_eq!((flag.role, flag.kv_transfer), (Some(Role::Decode), Some(KvTransfer::Mooncake)));
     let nothing: WorkerConfig = "http://a:1".parse().unwrap();
     assert_eq!((nothing.role, nothing.kv_transfer, nothing.bootstrap_port), (None, None, None));
+    let ports = |config: &WorkerConfig| config.split(3).unwrap().into_iter().map(|rank| rank.kv_source_port);
+    assert_eq!(ports(&flag).map(|port| port.unwrap().get()).collect::<Vec<_>>(), [5710, 5711, 5712]);
+    assert_eq!(ports(&nothing).flatten().count(), 0);
 }
 
 #[test]
@@ -91,6 +96,8 @@ fn what_is_wrong_is_named() {
         ("worker = [\"http://a:1;role=prefill\"]", "no worker answers"),
         ("worker = [\"http://a:1;kv-transfer=ucx\"]", "kv-transfer=nixl|mooncake|sglang"),
         ("worker = [\"http://a:1;bootstrap-port=0\"]", "bootstrap-port=PORT"),
+        ("worker = [\"http://a:1;kv-source-port=x\"]", "kv-source-port=PORT"),
+        ("[routing]\npull = \"often\"", "always"),
         ("[[worker]]\nurl = \"http://a:1\"\nrole = \"first\"", "prefill"),
         ("worker = [\"http://a:1;kv-events=a:2\"]", "tcp://HOST:PORT"),
         ("worker = [\"http://a:1;kv-replay=tcp://a:2\"]", "kv_events"),

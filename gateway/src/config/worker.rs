@@ -97,6 +97,9 @@ pub struct WorkerTable {
     /// Port at which others learn where its KV is: SGLang's `--disaggregation-bootstrap-port`, which it says
     /// itself, vLLM's `VLLM_MOONCAKE_BOOTSTRAP_PORT` (8998).
     pub bootstrap_port: Option<NonZeroU16>,
+    /// Port at which other workers fetch what it has cached of a prompt, as it does from theirs: the `port` of
+    /// vLLM's `p2p` tier (5710 there). A keyway-worker with `--kv-transfer-listen` says it itself.
+    pub kv_source_port: Option<NonZeroU16>,
 }
 
 impl<'de> Deserialize<'de> for WorkerEntry {
@@ -154,6 +157,8 @@ pub struct WorkerConfig {
     pub kv_transfer: Option<KvTransfer>,
     /// Port at which others learn where its KV is; `None`: what it says itself, or else the usual one.
     pub bootstrap_port: Option<NonZeroU16>,
+    /// Port at which other workers fetch what it has cached; `None`: what it says itself.
+    pub kv_source_port: Option<NonZeroU16>,
     /// Whether its URL ended in `/v1`, which is left out.
     pub had_v1: bool,
 }
@@ -249,7 +254,9 @@ impl WorkerConfig {
         }
         let of_rank = |rank: u32| {
             let kv_events = self.kv_events.as_ref().map(|source| source.of_rank(rank)).transpose()?;
-            Ok(Self { rank: Some(rank), kv_events, ..self.clone() })
+            let port = |first: NonZeroU16| u16::try_from(rank).ok().and_then(|rank| first.checked_add(rank));
+            let kv_source_port = self.kv_source_port.and_then(port);
+            Ok(Self { rank: Some(rank), kv_events, kv_source_port, ..self.clone() })
         };
         (0..engines).map(of_rank).collect()
     }
@@ -269,14 +276,14 @@ impl FromStr for WorkerTable {
 
     /// As a flag writes it:
     /// `URL[;kv-events=tcp://HOST:PORT][;kv-replay=tcp://HOST:PORT][;http2=true][;role=prefill]` and
-    /// `[;kv-transfer=sglang][;bootstrap-port=8998]`; another option is an error.
+    /// `[;kv-transfer=sglang][;bootstrap-port=8998][;kv-source-port=5710]`; another option is an error.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let mut parts = text.split(';');
         let mut table = WorkerTable::of(parts.next().unwrap_or_default());
         for part in parts {
             let wrong = || {
                 let known = "kv-events=tcp://HOST:PORT, kv-replay=tcp://HOST:PORT, http2=true, role=prefill|decode|both, \
-                             kv-transfer=nixl|mooncake|sglang or bootstrap-port=PORT";
+                             kv-transfer=nixl|mooncake|sglang, bootstrap-port=PORT or kv-source-port=PORT";
                 let (worker, part) = (without_secret(text), without_secret(part));
                 ConfigError(format!("worker {worker:?}: {part:?} is not known; expected {known}"))
             };
@@ -298,6 +305,10 @@ impl FromStr for WorkerTable {
                 }
                 "bootstrap-port" => {
                     table.bootstrap_port = Some(value.trim().parse().map_err(|_| wrong())?);
+                    continue;
+                }
+                "kv-source-port" => {
+                    table.kv_source_port = Some(value.trim().parse().map_err(|_| wrong())?);
                     continue;
                 }
                 _ => return Err(wrong()),
@@ -325,6 +336,7 @@ impl WorkerTable {
             role: None,
             kv_transfer: None,
             bootstrap_port: None,
+            kv_source_port: None,
         }
     }
 
@@ -408,6 +420,7 @@ impl TryFrom<&WorkerTable> for WorkerConfig {
             role: table.role,
             kv_transfer: table.kv_transfer,
             bootstrap_port: table.bootstrap_port,
+            kv_source_port: table.kv_source_port,
             had_v1,
         })
     }

@@ -5,7 +5,7 @@ use std::{
     num::NonZeroU16,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU8, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -17,7 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::Worker;
 use crate::{
     config::{KvTransfer, Role, WorkerConfig},
-    limits::{BOOTSTRAP_PORT, PARTS_ASKED_EVERY},
+    limits::{BOOTSTRAP_PORT, NO_PULL_PAUSE, PARTS_ASKED_EVERY},
     upstream::Origin,
 };
 
@@ -32,12 +32,20 @@ pub struct PartsSaid {
     pub window: Option<u32>,
 }
 
+/// Of the byte that says which part of requests a worker is for: whether it exchanges KV with others.
+const EXCHANGES: u8 = 1 << 7;
+
 /// A worker's part in requests.
 #[derive(Debug)]
 pub struct Disaggregation {
-    /// Looked at for each request and worker, hence without a lock.
+    /// Its role, and whether it exchanges KV. Looked at for each request and worker, hence in one byte and
+    /// without a lock.
     role: AtomicU8,
     said: Mutex<Option<PartsSaid>>,
+    /// Port at which others fetch what it has cached; 0: at none.
+    kv_source_port: AtomicU16,
+    /// Until when it is not asked to fetch, in milliseconds of the gateway's clock; 0: it never refused to.
+    no_pull_until_ms: AtomicU64,
     /// When it was asked last, in milliseconds of the gateway's clock.
     asked_ms: AtomicU64,
     rooms: Rooms,
@@ -100,9 +108,13 @@ impl Rooms {
 
 impl Disaggregation {
     pub(super) fn new(config: &WorkerConfig) -> Self {
+        let port = config.kv_source_port.map_or(0, NonZeroU16::get);
+        let exchanges = if port == 0 { 0 } else { EXCHANGES };
         Self {
-            role: AtomicU8::new(config.role.unwrap_or_default() as u8),
+            role: AtomicU8::new(config.role.unwrap_or_default() as u8 | exchanges),
             said: Mutex::default(),
+            kv_source_port: AtomicU16::new(port),
+            no_pull_until_ms: AtomicU64::new(0),
             asked_ms: AtomicU64::new(0),
             rooms: Rooms::default(),
             bootstrap: OnceLock::new(),
@@ -113,11 +125,46 @@ impl Disaggregation {
 impl Worker {
     /// Which part of requests it is for.
     pub fn role(&self) -> Role {
-        match self.parts.role.load(Relaxed) {
+        match self.parts.role.load(Relaxed) & !EXCHANGES {
             role if role == Role::Prefill as u8 => Role::Prefill,
             role if role == Role::Decode as u8 => Role::Decode,
             _ => Role::Both,
         }
+    }
+
+    /// Whether KV of others' prompts may come from it, or of its own from others.
+    pub fn moves_kv(&self) -> bool {
+        let parts = self.parts.role.load(Relaxed);
+        parts == Role::Prefill as u8 || parts & EXCHANGES != 0
+    }
+
+    /// Whether it fetches from others like it what they have cached, and they from it.
+    pub fn exchanges(&self, now: Duration) -> bool {
+        self.parts.role.load(Relaxed) & EXCHANGES != 0
+            && self.parts.no_pull_until_ms.load(Relaxed) <= now.as_millis() as u64
+    }
+
+    /// Port at which others fetch what it has cached; the host is its own.
+    pub fn kv_source_port(&self) -> u16 {
+        self.parts.kv_source_port.load(Relaxed)
+    }
+
+    /// It says at which port others fetch what it has cached, if at any. What is configured counts more.
+    pub(super) fn says_kv_source(&self, port: Option<NonZeroU16>) {
+        if self.config.kv_source_port.is_some() {
+            return;
+        }
+        self.parts.kv_source_port.store(port.map_or(0, NonZeroU16::get), Relaxed);
+        if port.is_some() {
+            self.parts.role.fetch_or(EXCHANGES, Relaxed);
+        } else {
+            self.parts.role.fetch_and(!EXCHANGES, Relaxed);
+        }
+    }
+
+    /// It has refused to fetch from others. Returns whether that is news.
+    pub fn refuses_to_pull(&self, now: Duration) -> bool {
+        self.parts.no_pull_until_ms.swap((now + NO_PULL_PAUSE).as_millis() as u64, Relaxed) == 0
     }
 
     /// How its KV is moved.
@@ -173,7 +220,8 @@ impl Worker {
     pub fn says_parts(&self, said: PartsSaid) -> bool {
         let before = self.parts.said.lock().replace(said);
         let role = self.config.role.unwrap_or(said.role);
-        self.parts.role.store(role as u8, Relaxed);
+        let exchanges = self.parts.role.load(Relaxed) & EXCHANGES;
+        self.parts.role.store(role as u8 | exchanges, Relaxed);
         self.parts.rooms.resize(said.window.filter(|window| *window > 0 && role == Role::Decode));
         before.is_none_or(|before| before.role != said.role)
     }

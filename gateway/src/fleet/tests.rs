@@ -36,6 +36,7 @@ fn fleet(workers: &[Is]) -> Fleet {
                 json,
                 context: None,
                 numerics_id: None,
+                kv_source_port: None,
             }]);
         }
         if matches!(is, Is::Up(_) | Is::UpUnknown | Is::Down(_)) {
@@ -79,7 +80,14 @@ fn a_model_is_of_keyway_workers_where_all_that_have_it_are() {
         for (worker, id) in fleet.all().iter().zip(numerics_ids) {
             let json = RawValue::from_string("{}".to_owned()).unwrap();
             let numerics_id = id.map(Into::into);
-            worker.set_models(vec![Model { id: "m".into(), parent: None, json, context: None, numerics_id }]);
+            worker.set_models(vec![Model {
+                id: "m".into(),
+                parent: None,
+                json,
+                context: None,
+                numerics_id,
+                kv_source_port: None,
+            }]);
         }
         fleet.is_of_keyway_workers("m")
     };

@@ -9,7 +9,7 @@ use super::{Declare, TTFT_BUCKETS};
 pub struct PrefillLegMetrics {
     /// `keyway_prefill_legs_total{worker,outcome}`: by the worker that was to compute the prompt.
     pub legs: IntCounterVec,
-    /// `keyway_prompt_ways_total{way}`: requests with a choice of two ways, by what was chosen.
+    /// `keyway_prompt_ways_total{way}`: requests with a choice of ways, by what was chosen.
     ways: IntCounterVec,
     /// `keyway_prefill_leg_seconds`: from the choice of that worker to the end of its answer.
     pub seconds: Histogram,
@@ -37,7 +37,8 @@ impl PrefillLegMetrics {
             )?,
             ways: d.counter(
                 "keyway_prompt_ways_total",
-                "Requests whose prompt another worker than the one that answers could compute, by the way chosen (here, split).",
+                "Requests whose prompt another worker than the one that answers could compute, by the way chosen (here, split), and \
+                 those of which another worker has cached what the one that answers fetches (pull).",
                 &["way"],
             )?,
             handover: d.histogram(
@@ -58,8 +59,13 @@ impl PrefillLegMetrics {
         })
     }
 
-    /// A request had a choice of two ways.
-    pub fn chose(&self, splits: bool) {
-        self.ways.with_label_values(&[if splits { "split" } else { "here" }]).inc();
+    /// A request had a choice of ways.
+    pub fn chose(&self, splits: bool, pulls: bool) {
+        let way = match (splits, pulls) {
+            (true, _) => "split",
+            (false, true) => "pull",
+            (false, false) => "here",
+        };
+        self.ways.with_label_values(&[way]).inc();
     }
 }

@@ -47,8 +47,10 @@ struct Row {
     matched_blocks: u32,
     /// Of the prompt, in whichever tier.
     matched_tokens: u64,
-    /// Of these, those in its host's memory or on a disk.
+    /// Of these, those in its host's memory or on a disk, or in another worker's cache.
     fetched_tokens: u64,
+    /// Which other worker's, if they are there.
+    fetched_from: Option<String>,
     uncached_tokens: u64,
     weight: f64,
     requests_in_flight: u64,
@@ -95,9 +97,19 @@ pub fn explain(
         drift,
         ways,
         workers: rows
-            .map(|(i, (worker, candidate))| row(&setting, worker, candidate, i == pick.index))
+            .map(|(i, (worker, candidate))| Row {
+                fetched_from: peer_of(candidate, (&setting, &candidates)),
+                ..row(&setting, worker, candidate, i == pick.index)
+            })
             .collect(),
     })
+}
+
+/// The worker that a candidate would fetch from.
+fn peer_of(candidate: &Candidate, (setting, all): (&Setting, &[Candidate])) -> Option<String> {
+    let peer = candidate.peer()?;
+    let holder = all.iter().position(|one| one.worker == peer)?;
+    Some(setting.workers[holder].name.clone())
 }
 
 fn row(setting: &Setting, worker: &Worker, candidate: &Candidate, chosen: bool) -> Row {
@@ -115,6 +127,7 @@ fn row(setting: &Setting, worker: &Worker, candidate: &Candidate, chosen: bool) 
         matched_blocks: candidate.matched_blocks,
         matched_tokens,
         fetched_tokens: setting.request_view().fetched_tokens(candidate),
+        fetched_from: None,
         uncached_tokens,
         weight: candidate.weight,
         requests_in_flight: candidate.load.requests,

@@ -108,9 +108,9 @@ pub struct RequestInfo {
     pub kind: u64,
     /// What it makes its worker compute.
     pub work: Work,
-    /// Whether another worker than the one that answers may compute its prompt. Only asked where there are
-    /// such workers.
-    pub may_split: bool,
+    /// Whether KV of its prompt may come from another worker than the one that answers. Only asked where there
+    /// are such workers.
+    pub may_move_kv: bool,
     /// Why the usage of its answer does not tell what was found of its prompt, if that is so.
     pub untold: Option<Untold>,
 }
@@ -244,7 +244,7 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
         session: None,
         kind: 0,
         work: Work::Generates,
-        may_split: false,
+        may_move_kv: false,
         untold,
     }
 }

@@ -7,6 +7,7 @@
 //! is the client's own, is passed on, and its client is remembered for a while as one whose like is passed on
 //! at once.
 
+mod pulls;
 mod ways;
 
 use std::{fmt, pin::pin, sync::Arc, time::Duration};
@@ -183,10 +184,11 @@ impl<'a> Attempts<'a> {
             _ => (choice, Way::Alone),
         };
         let (Dispatch { router, upstream, resumer, .. }, asked) = (self.dispatch, self.asked);
-        let Choice { worker, pick, splits, mut ticket } = choice;
+        let Choice { worker, pick, splits, pull, mut ticket } = choice;
         asked.record.picked(&worker, pick.reason.as_str(), pick.matched_tokens);
         let (asking, mut usage) = self.asking(&worker);
         let mut sent = resumer.sent(asked, asking, &worker, self.seed);
+        let asks_to_pull = pull.as_ref().is_some_and(|pull| asked.asks_to_pull(&mut sent.body, pull));
         let mut from_two = None;
         // No worker has to wait for the doctor.
         let doctor = self.tried.is_empty().then_some(|| self.dispatch.look_for_drift(asked));
@@ -215,6 +217,10 @@ impl<'a> Attempts<'a> {
             let sending = pin!(silence::unless_lost(router, &worker, ticket.sent(), sending));
             once_begun(sending, doctor).await
         };
+        if asks_to_pull && self.may_refuse_to_pull(&answer) {
+            // In a box: it is hardly ever done.
+            answer = Box::pin(self.without_pull(&worker, &mut ticket, &mut sent)).await;
+        }
         let status = answer.as_ref().ok().map(http::Response::status).filter(|_| !worker.needs_partner());
         if let Some(kind) = status.and_then(|status| usage.may_be_refused(status, &worker)) {
             usage = UsageFilter::pass_all();
@@ -228,7 +234,8 @@ impl<'a> Attempts<'a> {
             ))
             .await;
         }
-        let mut response = self.take(Choice { worker, pick, splits, ticket }, answer, (usage, &sent))?;
+        let choice = Choice { worker, pick, splits, pull, ticket };
+        let mut response = self.take(choice, answer, (usage, &sent))?;
         if let Some(from_two) = from_two {
             response.extensions_mut().insert(from_two);
         }

@@ -174,7 +174,7 @@ impl Dispatch {
             Box::pin(requests.add_tokens(info, parts.uri.path(), &content.text)).await;
         }
         requests.add_target(info, &parts, &content);
-        info.may_split = self.may_split(parts.uri.path(), &content.text);
+        info.may_move_kv = self.may_move_kv(parts.uri.path(), &content.text);
         let read = self.has_read(reading);
         if wish == Some(Wish::Count) {
             return self.count(info, record);
@@ -218,9 +218,9 @@ impl Dispatch {
         read
     }
 
-    /// Whether another worker than the one that answers may compute a request's prompt.
-    pub(crate) fn may_split(&self, path: &str, body: &[u8]) -> bool {
-        let there_are = || self.router.fleet().has_prefill();
+    /// Whether KV of a request's prompt may come from another worker than the one that answers.
+    pub(crate) fn may_move_kv(&self, path: &str, body: &[u8]) -> bool {
+        let there_are = || self.router.fleet().moves_kv();
         kv_transfer::has_legs(path) && there_are() && kv_transfer::has_one_prompt(body)
     }
 

@@ -1,8 +1,10 @@
 //! The bodies of a request whose prompt one worker computes and another answers, by each contract that
-//! engines have for it, and what the first says that matters to the second. Sends nothing.
+//! engines have for it, and what the first says that matters to the second; and of one whose worker fetches
+//! what another has cached. Sends nothing.
 
 pub(super) mod mooncake;
 pub(super) mod nixl;
+pub(super) mod peer;
 pub(super) mod sglang;
 
 use std::borrow::Cow;

@@ -18,7 +18,7 @@ use std::{
 };
 
 use keyway_core::{
-    Ways, consider,
+    Ways,
     index::{Owner, PrefixIndex, WorkerId},
     may_wait,
     pick::{Candidate, Pick, Policy, Turn},
@@ -133,6 +133,7 @@ struct Plan {
 struct Roster {
     workers: Arc<[Arc<Worker>]>,
     by_tokens: bool,
+    may_pull: bool,
     /// Of which kind the requests are, where some of the workers refuse some kind.
     kind: Option<u64>,
     /// Whether one of them has begun to be tried since.
@@ -274,6 +275,7 @@ impl Counter<'_> {
     fn roster(&mut self, setting: &Setting) -> usize {
         let same = |roster: &Roster| {
             !roster.stale
+                && roster.may_pull == setting.may_pull
                 && roster.by_tokens == setting.by_tokens
                 && roster.kind.is_none_or(|kind| kind == setting.kind)
                 && roster.workers.len() == setting.workers.len()
@@ -289,10 +291,10 @@ impl Counter<'_> {
         let (mut places, mut kept) = (0.., worker_of.iter().peekable());
         candidates.retain(|_| places.next().is_some_and(|place: usize| kept.next_if_eq(&&place).is_some()));
         let candidate_set = CandidateSet::new(candidates, self.horizon_ms);
-        let (workers, by_tokens) = (Arc::clone(&setting.workers), setting.by_tokens);
         self.rosters.push(Roster {
-            workers,
-            by_tokens,
+            workers: Arc::clone(&setting.workers),
+            by_tokens: setting.by_tokens,
+            may_pull: setting.may_pull,
             kind,
             stale: false,
             left: None,
@@ -315,7 +317,8 @@ impl Counter<'_> {
             self.router.holding.sets.lock().displace(&next, &mut candidates);
         }
         let step = (self.now, &turn);
-        let pick = consider(self.rules.policy, &by.seen(), &mut candidates, ahead, step, &self.index)?;
+        let (policy, seen) = (self.rules.policy, (&by.seen(), &mut candidates[..]));
+        let pick = self.router.consider(policy, setting, seen, ahead, step, &self.index)?;
         let plan = Plan { roster, candidates, pick, ways: None, splits: false };
         Some(if held.prefill.is_some() { self.with_ways(held, plan, ahead, &turn) } else { plan })
     }
@@ -360,7 +363,12 @@ impl WorkerChooser<Held> for Counter<'_> {
         let view = setting.view_at(chosen);
         self.index.used(self.now, &setting.request_view(), &candidates, pick.uncached_tokens);
         let placement = self.index.place_of(held.index_owner, candidates[pick.index].worker, &view.chain);
-        let fetched = setting.request_view().fetched_tokens(&candidates[pick.index]) as f64;
+        let pull = if splits { None } else { Router::pull_of(setting, &candidates, pick.index, worker_of) };
+        // What another worker has, this one has not announced.
+        let fetched = match &pull {
+            None => setting.request_view().fetched_tokens(&candidates[pick.index]) as f64,
+            Some(_) => 0.0,
+        };
         let announced = (view.chain.len() - placement.added()) as f64 * view.block_tokens + fetched;
         // The load counts before the locks open, so that two requests of a burst never see the same queue.
         let sending = Sending {
@@ -372,13 +380,14 @@ impl WorkerChooser<Held> for Counter<'_> {
         };
         let ticket = Ticket::start(Arc::clone(router), Arc::clone(&worker), placement, sending)
             .announced(announced as u64)
+            .pulling(pull.as_ref())
             .telling(held.index_owner, &view.chain)
             .in_session(held.next_turn().filter(|_| self.pauses));
         // From here on it is dropped after the locks are open, whatever happens: it takes them itself.
-        self.decisions.add(begin, Ok(Choice { worker: Arc::clone(&worker), pick, splits, ticket }));
-        if ways.is_some() {
-            router.metrics.prefill_legs.chose(splits);
+        if ways.is_some() || pull.is_some() {
+            router.metrics.prefill_legs.chose(splits, pull.is_some());
         }
+        self.decisions.add(begin, Ok(Choice { worker: Arc::clone(&worker), pick, splits, pull, ticket }));
         tracing::trace!(worker = %worker.name, reason = pick.reason.as_str(), "a request begins");
         let before = &candidates[pick.index];
         let load = worker.load.snapshot(self.now, before.tokens_per_ms).among(before.load.shares);

@@ -4,12 +4,13 @@
 use std::time::Duration;
 
 use keyway_core::{
-    Splitting, Ways, consider,
+    Splitting, Transfers, Ways, consider,
     index::{PrefixIndex, WorkerId},
     legs::{pick_answering, stall_ms, with_stall},
     pick::{Candidate, Pick, Policy, Turn},
     waiting_room::Ahead,
 };
+use prometheus::GaugeVec;
 use serde::Serialize;
 
 use super::{
@@ -29,6 +30,8 @@ pub struct LegRules {
     pub splitting: Splitting,
     /// Uncached prompt tokens below which none is.
     pub from_tokens: u64,
+    /// Of which prompts a worker fetches what another one has cached: by cost, of all, or of none.
+    pub pulling: Splitting,
 }
 
 /// What is chosen from on both sides: workers, and each candidate's place among them.
@@ -80,7 +83,8 @@ struct SplitWay {
 
 impl Default for LegRules {
     fn default() -> Self {
-        Self { splitting: Splitting::Auto, from_tokens: crate::limits::PREFILL_FROM_TOKENS }
+        let (splitting, pulling) = (Splitting::Auto, Splitting::Auto);
+        Self { splitting, from_tokens: crate::limits::PREFILL_FROM_TOKENS, pulling }
     }
 }
 
@@ -93,7 +97,8 @@ impl Side<'_> {
 impl LegRules {
     /// What the configuration says.
     pub fn of(config: &RoutingConfig) -> Self {
-        Self { splitting: config.split, from_tokens: config.prefill_from_tokens }
+        let (splitting, pulling) = (config.split, config.pull);
+        Self { splitting, from_tokens: config.prefill_from_tokens, pulling }
     }
 }
 
@@ -111,9 +116,10 @@ impl Router {
 
     /// The workers that may compute a request's prompt for another one, if it may be computed elsewhere.
     pub(super) fn prefill_setting(&self, request: &RequestInfo, now: Duration) -> Option<Box<Setting>> {
-        if !request.may_split
+        if !request.may_move_kv
             || request.owner.is_some()
             || self.rules.read().legs.splitting == Splitting::Never
+            || !self.fleet.has_prefill()
         {
             return None;
         }
@@ -154,7 +160,9 @@ impl Router {
         }
         // It can compute no prompt.
         let must = answering.worker_at(here.index).needs_partner();
-        let asked: Few<Candidate> = places.iter().map(|&at| answering.candidates[at]).collect();
+        // All that it lacks comes from the worker that computes the prompt.
+        let asked: Few<Candidate> =
+            places.iter().map(|&at| answering.candidates[at].without_peer()).collect();
         let transfers = self.transfers.lock();
         let transfer = |one: &Candidate| transfers.between(now, from.drawn_as, one.drawn_as);
         let second = pick_answering(policy, &answering.setting.request_view(), &asked, turn, transfer)?;
@@ -233,21 +241,25 @@ impl Router {
         self.transfers.lock().observe(now, (from, to), tokens, (ms, queue_ms));
     }
 
-    /// Sets the gauges of handovers, before a scrape.
+    /// Sets the gauges of handovers and pulls, before a scrape.
     pub(super) fn show_transfers(&self) {
         let fleet = self.fleet.all();
         let name =
             |id: WorkerId| fleet.iter().find(|worker| worker.id == id).map(|worker| worker.name.clone());
-        let shown = &self.metrics.prefill_legs;
-        shown.transfer_seconds_per_token.reset();
-        shown.transfer_handover_seconds.reset();
-        for ((from, to), transfer) in self.transfers.lock().known(self.now()) {
-            if let (Some(from), Some(to)) = (name(from), name(to)) {
-                let labels = [from.as_str(), to.as_str()];
-                let per_token = transfer.ms_per_token / 1e3;
-                shown.transfer_seconds_per_token.with_label_values(&labels).set(per_token);
-                shown.transfer_handover_seconds.with_label_values(&labels).set(transfer.handover_ms / 1e3);
+        let shows = |transfers: &Transfers, [per_token, each]: [&GaugeVec; 2]| {
+            per_token.reset();
+            each.reset();
+            for ((from, to), transfer) in transfers.known(self.now()) {
+                if let (Some(from), Some(to)) = (name(from), name(to)) {
+                    let labels = [from.as_str(), to.as_str()];
+                    per_token.with_label_values(&labels).set(transfer.ms_per_token / 1e3);
+                    each.with_label_values(&labels).set(transfer.handover_ms / 1e3);
+                }
             }
-        }
+        };
+        let (handed, pulled) = (&self.metrics.prefill_legs, &self.metrics.pulls);
+        let of_handovers = [&handed.transfer_seconds_per_token, &handed.transfer_handover_seconds];
+        shows(&self.transfers.lock(), of_handovers);
+        shows(&self.pulls.lock(), [&pulled.seconds_per_token, &pulled.each_seconds]);
     }
 }

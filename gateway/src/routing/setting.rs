@@ -108,6 +108,8 @@ pub struct Setting {
     pub(super) kind: u64,
     /// The only worker that may have it, if it is for one.
     pub owner: Option<WorkerId>,
+    /// Whether a worker may fetch what another one has cached of the prompt.
+    pub(super) may_pull: bool,
     leg: Leg,
 }
 
@@ -207,6 +209,7 @@ impl Setting {
             Candidate {
                 drawn_as: worker.id,
                 source: fetch.map(|fetch| Source::tiers(worker.residency.any_tier_id, fetch)),
+                exchanges: self.may_pull && worker.exchanges(now),
                 ..Candidate::new(index_id(worker, self.by_tokens), load, tokens_per_ms, speed)
             }
         };
@@ -317,6 +320,7 @@ impl Router {
                     session: request.session.map(|session| session.name),
                     kind: request.kind,
                     owner: request.owner,
+                    may_pull: self.may_pull(request, leg),
                     leg,
                 }
             }
@@ -410,6 +414,7 @@ impl Router {
             session: request.session.map(|session| session.name),
             kind: request.kind,
             owner: request.owner,
+            may_pull: self.may_pull(request, leg),
             leg,
         }
     }

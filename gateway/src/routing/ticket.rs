@@ -11,7 +11,7 @@ use keyway_core::{
 };
 use keyway_wire::block_hash::BlockHash;
 
-use super::{Accusation, Router};
+use super::{Accusation, Pull, Router};
 use crate::{
     demand::Demand,
     fleet::{Worker, ejection::BreakerPermit},
@@ -49,6 +49,8 @@ pub struct Ticket {
     is_elsewhere: bool,
     /// Where the prompt was computed, if that is not here.
     handed: Option<Handover>,
+    /// What the worker is to fetch from another one's cache.
+    pull: Option<Pull>,
     /// Whether the worker has begun to answer.
     began: bool,
 }
@@ -109,6 +111,7 @@ impl Ticket {
             streams,
             is_elsewhere: true,
             handed: None,
+            pull: None,
             began: false,
         });
         if !splits {
@@ -139,6 +142,22 @@ impl Ticket {
     pub(super) fn announced(mut self: Box<Self>, tokens: u64) -> Box<Self> {
         self.announced = tokens;
         self
+    }
+
+    /// Notes what of the prompt the worker is to fetch from another one's cache.
+    pub(super) fn pulling(mut self: Box<Self>, pull: Option<&Pull>) -> Box<Self> {
+        self.pull = pull.cloned();
+        self
+    }
+
+    /// The worker fetches nothing after all: it computes that part too.
+    pub fn pulls_nothing(&mut self) {
+        self.pull = None;
+    }
+
+    /// What it fetches from another one's cache.
+    pub fn pull(&self) -> Option<&Pull> {
+        self.pull.as_ref()
     }
 
     /// Tells other gateways, if there are any, that this chain of `owner`'s was placed.
@@ -279,8 +298,19 @@ impl Ticket {
         if let Some(demand) = &mut self.demand {
             demand.stream_began(now);
         }
-        if self.waiting.is_some() {
-            self.worker.rate.lock().observe(self.tokens_before_first, seconds);
+        match &self.pull {
+            None if self.waiting.is_some() => {
+                self.worker.rate.lock().observe(self.tokens_before_first, seconds);
+            }
+            Some(pull) if !self.began => {
+                let speed = self.worker.rate.lock().tokens_per_second();
+                if let Some(speed) = speed.filter(|speed| *speed > 0.0) {
+                    let without_ms = self.tokens_before_first as f64 / speed * 1e3;
+                    let pair = (pull.from.id, self.worker.id);
+                    self.router.pulled(now, pair, pull.tokens, (seconds * 1e3, without_ms));
+                }
+            }
+            _ => {}
         }
         if let Some(Handover { from: Some(from), at, queue_ms, .. }) = self.handed.filter(|_| !self.began) {
             let took = now.saturating_sub(at);

@@ -65,6 +65,12 @@ impl Router {
             estimate.max(own + own.max(of_text))
         };
         let predicted = pick.matched_tokens;
+        if let Some(pull) = ticket.pull() {
+            // What came from the other worker says nothing of what is believed of this one's cache.
+            let own = predicted.saturating_sub(pull.tokens);
+            self.pull_ended(now, (&pull.from, worker), (own, predicted, reported), block_tokens);
+            return None;
+        }
         tracing::trace!(worker = %worker.name, predicted, reported, "cached tokens, as predicted and as reported");
         let (over, under) = (predicted.saturating_sub(reported), reported.saturating_sub(predicted));
         let came_out = match (over > block_tokens, under > block_tokens) {

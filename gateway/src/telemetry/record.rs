@@ -62,6 +62,8 @@ struct Line {
     translated: bool,
     /// Who was asked last to compute the prompt for the worker that answers.
     prefill: Option<Arc<Worker>>,
+    /// Of whose cache the worker that answers was to fetch a part of the prompt.
+    pulled_from: Option<Arc<Worker>>,
 }
 
 impl Record {
@@ -198,6 +200,11 @@ impl Record {
         self.line.lock().prefill = Some(Arc::clone(worker));
     }
 
+    /// Notes of whose cache the worker that answers is to fetch a part of the prompt.
+    pub fn pulled_from(&self, worker: &Arc<Worker>) {
+        self.line.lock().pulled_from = Some(Arc::clone(worker));
+    }
+
     /// Notes that the last attempt came to nothing: in a word, and its cause.
     pub fn attempt_failed(&self, why: &'static str, cause: &dyn fmt::Display) {
         if let Some(trace) = &mut self.line.lock().trace {
@@ -310,6 +317,7 @@ impl Record {
             drift = line.drift,
             translated = line.translated.then_some(true),
             prefill_worker = line.prefill.as_ref().map(|worker| worker.name.as_str()),
+            pulled_from = line.pulled_from.as_ref().map(|worker| worker.name.as_str()),
             completion_tokens = line.usage.completion_tokens,
             ttft_ms = line.ttft.map(milliseconds),
             duration_ms = milliseconds(self.started.elapsed()),

@@ -4,12 +4,11 @@
 use std::time::Duration;
 
 use keyway_core::{
-    PromptViews, RoomRules, Splitting, Ways, WorkerId, consider,
+    PromptViews, RoomRules, Splitting, Ways, WorkerId, consider, consider_peers,
     legs::{pick_answering, with_stall},
     may_wait,
     pick::{Candidate, Pick, Policy, RequestView, Turn},
     quote,
-    route::consider_peers,
     waiting_room::{Ahead, CandidateSet, Quote, WorkerChooser},
     working_sets::{HeldTurn, Left, NextTurn},
 };
@@ -136,7 +135,10 @@ impl<'r, 'a> Clerk<'r, 'a> {
     pub(super) fn new(run: &'r mut Run<'a>, gateway: usize, at: Nanos, others_wait: bool) -> Self {
         run.gateways[gateway].index.settle();
         let mut prefill = run.gateways[gateway].candidates(at);
-        let answering = prefill.split_off(run.setup.legs.prefill);
+        let mut answering = prefill.split_off(run.setup.legs.prefill);
+        for one in &mut answering {
+            one.exchanges = run.setup.legs.pulls;
+        }
         let set = |candidates| CandidateSet::new(candidates, RoomRules::default().horizon_ms);
         let (candidate_set, prefill_set) = (set(answering), set(prefill));
         Self { run, gateway, at, others_wait, candidate_set, prefill_set, left: None }
@@ -239,7 +241,7 @@ impl WorkerChooser<Arrival> for Clerk<'_, '_> {
         let (splits, pick) = (split.is_some(), split.unwrap_or(pick));
         let quote = quote(policy, hold && !splits, arrival.prompt_tokens, &candidates, &pick);
         let chosen = &candidates[pick.index];
-        let pulls = chosen.source.filter(|source| source.is_peer).map(|source| source.worker);
+        let pulls = chosen.peer();
         let Pick { index, uncached_tokens, .. } = pick;
         Some((quote, Plan { index, splits, pulls, uncached_tokens, candidates }))
     }

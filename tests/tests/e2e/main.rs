@@ -56,6 +56,7 @@ mod prefill_or_not;
 mod prefill_sglang;
 mod prefill_workers;
 mod prompt_memory;
+mod pulls;
 mod real_workers;
 mod refusals;
 mod reload;

@@ -233,7 +233,14 @@ mod tests {
         worker.series(&metrics).picked(Reason::Only);
         let model = |id: &str| {
             let json = serde_json::value::to_raw_value(id).unwrap();
-            Model { id: id.to_owned(), parent: None, json, context: None, numerics_id: None }
+            Model {
+                id: id.to_owned(),
+                parent: None,
+                json,
+                context: None,
+                numerics_id: None,
+                kv_source_port: None,
+            }
         };
         worker.set_models(vec![model("base")]);
         assert_eq!(of(&worker), ("base".to_owned(), 2));

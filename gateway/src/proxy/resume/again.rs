@@ -99,7 +99,11 @@ impl Search {
                     }
                 }
             } else {
-                let outgoing = self.asked.outgoing(self.body.clone(), &worker);
+                let mut body = self.body.clone();
+                if let Some(pull) = &choice.pull {
+                    self.asked.asks_to_pull(&mut body, pull);
+                }
+                let outgoing = self.asked.outgoing(body, &worker);
                 let sending = pin!(upstream.send(worker.origin(), outgoing));
                 silence::unless_lost(router, &worker, choice.ticket.sent(), sending).await
             };

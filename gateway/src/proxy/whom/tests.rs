@@ -21,7 +21,14 @@ fn fleet(models: &[&[&str]]) -> Fleet {
     for (i, models) in models.iter().enumerate().filter(|(_, models)| !models.is_empty()) {
         let model = |id: &&str| {
             let json = serde_json::value::to_raw_value(id).unwrap();
-            Model { id: (*id).to_owned(), parent: None, json, context: None, numerics_id: None }
+            Model {
+                id: (*id).to_owned(),
+                parent: None,
+                json,
+                context: None,
+                numerics_id: None,
+                kv_source_port: None,
+            }
         };
         let name = format!("w{i}:1");
         let all = fleet.all();

@@ -48,7 +48,8 @@ fn ask(router: &Arc<Router>, prompt: &str) -> tokio::task::JoinHandle<Choice> {
 /// Tells the only worker's context of the model, in tokens.
 fn takes(router: &Router, context: Option<u64>) {
     let json = RawValue::from_string("{}".to_owned()).unwrap();
-    let model = Model { id: "m".to_owned(), parent: None, json, context, numerics_id: None };
+    let model =
+        Model { id: "m".to_owned(), parent: None, json, context, numerics_id: None, kv_source_port: None };
     router.fleet().all()[0].set_models(vec![model]);
 }
 

@@ -45,6 +45,7 @@ fn make_ready(worker: &Worker, models: &[&str], now: Duration) {
         json: serde_json::value::RawValue::NULL.to_owned(),
         context: None,
         numerics_id: None,
+        kv_source_port: None,
     };
     worker.set_models(models.iter().map(model).collect());
     worker.with_health(|health| health.on_probe(true, now));

@@ -1,6 +1,6 @@
 //! A worker's list of models, as its `/v1/models` has it.
 
-use std::sync::Arc;
+use std::{num::NonZeroU16, sync::Arc};
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -23,14 +23,19 @@ pub(super) fn read_models(body: &[u8]) -> Option<Vec<Model>> {
         parent: Option<String>,
         /// vLLM, SGLang and keyway-worker.
         max_model_len: Option<serde_json::Value>,
+        /// keyway-worker.
+        kv_source_port: Option<serde_json::Value>,
     }
     let object = || serde_json::from_slice(body).map(|Object { data }| data);
     let list: Vec<Box<RawValue>> = object().or_else(|_| serde_json::from_slice(body)).ok()?;
     let model = |json: Box<RawValue>| {
-        let Entry { id, numerics_id, parent, max_model_len } = serde_json::from_str(json.get()).ok()?;
+        let entry = serde_json::from_str(json.get()).ok()?;
+        let Entry { id, numerics_id, parent, max_model_len, kv_source_port } = entry;
         let numerics_id = numerics_id.and_then(|id| id.as_str().map(Arc::from));
         let context = max_model_len.and_then(|tokens| tokens.as_u64()).filter(|tokens| *tokens > 0);
-        Some(Model { id, parent, json, context, numerics_id })
+        let port = kv_source_port.and_then(|port| port.as_u64()?.try_into().ok());
+        let kv_source_port = port.and_then(NonZeroU16::new);
+        Some(Model { id, parent, json, context, numerics_id, kv_source_port })
     };
     Some(list.into_iter().filter_map(model).collect())
 }
@@ -54,6 +59,9 @@ mod tests {
         let lengths = br#"[{"id":"a","max_model_len":4096},{"id":"b","max_model_len":null},{"id":"c","max_model_len":"x"}]"#;
         let contexts: Vec<_> = read_models(lengths).unwrap().iter().map(|model| model.context).collect();
         assert_eq!(contexts, [Some(4096), None, None]);
+        let ports = br#"[{"id":"a","kv_source_port":7000},{"id":"b","kv_source_port":0},{"id":"c","kv_source_port":70000}]"#;
+        let ports: Vec<_> = read_models(ports).unwrap().iter().map(|model| model.kv_source_port).collect();
+        assert_eq!(ports, [NonZeroU16::new(7000), None, None]);
         for no_list in [&b"<html>"[..], b"", b"{}", b"7", b"{\"data\":7}", b"\"data\""] {
             assert!(read_models(no_list).is_none());
         }
