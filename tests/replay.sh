@@ -8,7 +8,7 @@ usage() {
 Usage: tests/replay.sh TRACE [OPTION of `keyway-loadtest run`]...
 
 Environment (defaults):
-  POLICIES       "prefix round-robin least-loaded"
+  POLICIES       "prefix round-robin least-loaded"; with +pull behind one, workers fetch from each other's caches
   SLICE          0s..1200s       stretch of the trace's own time
   TIME_SCALE     25              seconds of trace time in one second
   SCALE_LEN      0.125           tokens sent for one token of the trace; a block of 512 becomes 64
@@ -97,11 +97,12 @@ announced() {
 
 # start_fleet POLICY DIR. Ports are the system's choice, so that nothing else can take them first.
 start_fleet() {
-    local policy=$1 dir=$2 i url args=()
+    local policy=${1%+pull} dir=$2 i url args=() exchange=()
+    [[ $1 == "$policy" ]] || exchange=(--kv-transfer-listen 127.0.0.1:0)
     worker_pids=()
     for ((i = 0; i < workers; i++)); do
         RUST_LOG=info "$BIN_DIR/keyway-worker" --model random --listen 127.0.0.1:0 --block-size "$kv_block_tokens" \
-            --threads 1 --num-kv-blocks "$worker_blocks" >"$dir/worker-$i.log" 2>&1 &
+            --threads 1 --num-kv-blocks "$worker_blocks" "${exchange[@]}" >"$dir/worker-$i.log" 2>&1 &
         pids+=($!)
         worker_pids+=($!)
     done

@@ -13,6 +13,7 @@
 mod block_pool;
 mod engine;
 mod hardware;
+mod links;
 mod profile;
 #[cfg(test)]
 mod tests;
@@ -21,5 +22,6 @@ pub use self::{
     block_pool::{BlockPool, Change},
     engine::{Engine, Listener, Nanos, Refusal, RequestId, Submission, Token, Totals},
     hardware::{PROFILES, UnknownProfile, named},
+    links::Links,
     profile::{Profile, StepCost, StepWork},
 };

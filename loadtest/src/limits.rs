@@ -52,6 +52,9 @@ pub const MOCK_READING_INLINE_BYTES: usize = 128 << 10;
 /// Bytes of events in one frame of a stream: enough that a frame's own cost is lost among its 300 events.
 pub const MOCK_FRAME_BYTES: usize = 64 << 10;
 
+/// Prompts that were computed for another worker, and not fetched: 16 bytes each.
+pub const MOCK_KEPT_MAX: u64 = 1 << 16;
+
 /// Faults that one worker remembers; each takes 64 bytes and a look at every request.
 pub const MOCK_FAULTS_MAX: usize = 256;
 

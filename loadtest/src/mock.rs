@@ -4,7 +4,7 @@
 //!
 //! A request's way: `http.rs` → `request.rs` (what was asked) → `worker.rs` (the engine's lock and thread) →
 //! `ticket.rs` (what came out) → `answer.rs` (events, in the words of `answer/words.rs`). Beside it
-//! `events.rs` and `event_sockets.rs`, `faults.rs`, `series.rs`.
+//! `events.rs` and `event_sockets.rs`, `faults.rs`, `kv.rs` (KV that moves between them), `series.rs`.
 
 mod answer;
 pub mod args;
@@ -12,6 +12,7 @@ mod event_sockets;
 mod events;
 mod faults;
 mod http;
+mod kv;
 mod loads;
 mod prompt;
 mod request;
@@ -21,6 +22,7 @@ mod worker;
 
 use std::{fmt::Write as _, io, net::SocketAddr, process::ExitCode, sync::Arc, thread, time::Instant};
 
+use keyway_core::Transfer;
 use keyway_wire::kv_event::WireFormat;
 use tokio::{
     net::TcpListener,
@@ -34,6 +36,7 @@ use self::{
     args::{MockArgs, MockArgsError},
     event_sockets::EventSockets,
     events::EventLog,
+    kv::KvMover,
     prompt::Vocabulary,
     worker::{Setup, Worker},
 };
@@ -73,6 +76,11 @@ pub struct Options {
     pub render: bool,
     /// What streams say before their first token.
     pub first: First,
+    /// What it takes to move KV between the workers, if they do that.
+    pub kv_transfer: Option<Transfer>,
+    /// How many of the first workers the gateway is told are for prefill, the others being for decode; 0: each
+    /// does both.
+    pub prefill: usize,
     /// Faults known from the start, each for one worker or for all.
     pub faults: Vec<Fault>,
     /// KV events, if wanted.
@@ -166,6 +174,7 @@ impl From<StartError> for Error {
 pub struct Fleet {
     /// Where each worker is, in the order of their numbers.
     pub addresses: Vec<Address>,
+    ports: Vec<u16>,
     workers: Vec<Arc<Worker>>,
     tasks: JoinSet<()>,
 }
@@ -200,12 +209,17 @@ impl Fleet {
             metrics: options.metrics,
             render: options.render,
             first: options.first,
+            kv: options.kv_transfer.map(|transfer| KvMover::new(options.workers, transfer)),
             zero: Instant::now(),
             vocabulary: Vocabulary::default(),
         });
-        let mut fleet = Self { addresses: Vec::new(), workers: Vec::new(), tasks: JoinSet::new() };
+        let (addresses, ports, workers) = Default::default();
+        let mut fleet = Self { addresses, ports, workers, tasks: JoinSet::new() };
         for number in 0..options.workers {
             fleet.add(options, number, Arc::clone(&setup)).await?;
+        }
+        if let Some(mover) = &setup.kv {
+            mover.introduce(fleet.ports.iter().copied().zip(fleet.workers.iter().cloned()));
         }
         Ok(fleet)
     }
@@ -221,6 +235,7 @@ impl Fleet {
             }
             None => None,
         };
+        self.ports.push(addr.port());
         self.addresses.push(Address {
             url: format!("http://{addr}"),
             kv: sockets.as_ref().map(|(sockets, _)| sockets.urls()),
@@ -269,6 +284,11 @@ impl Fleet {
             if let Some((events, replay)) = kv {
                 let _ = write!(out, ", KV events on {events}, replay on {replay}");
                 let _ = write!(hint, ";kv-events={events};kv-replay={replay}");
+            }
+            match options.prefill {
+                0 => {}
+                prefill if number < prefill => hint.push_str(";role=prefill"),
+                _ => hint.push_str(";role=decode"),
             }
             out.push('\n');
             hint.push('\'');

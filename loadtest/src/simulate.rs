@@ -101,7 +101,7 @@ pub fn simulate(args: &SimulateArgs) -> Result<SimulationReport, Error> {
             splitting: args.legs.splitting(),
             from_tokens: args.legs.split_from,
             pulls: args.legs.pull,
-            transfer: args.legs.transfer(),
+            transfer: args.legs.kv.transfer(),
         },
         itl: args.legs.itl,
         told: Hearing::of(&args.fleet),

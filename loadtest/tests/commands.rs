@@ -33,6 +33,8 @@ impl Mock {
             metrics: Names::Vllm,
             render: false,
             first: First::None,
+            kv_transfer: None,
+            prefill: 0,
             faults: Vec::new(),
             kv_events: None,
         };

@@ -36,6 +36,8 @@ fn options(profile: Profile) -> Options {
         metrics: Names::Vllm,
         render: false,
         first: First::None,
+        kv_transfer: None,
+        prefill: 0,
         faults: Vec::new(),
         kv_events: None,
     }
@@ -422,4 +424,68 @@ async fn what_is_said_first_changes_nothing_of_the_answer() {
     assert!(answers[0].ends_with("event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"));
     assert_eq!(answers[0].matches("text_delta").count(), 3);
     assert_eq!(answers, vec![answers[0].clone(); 3]);
+}
+
+/// What a worker found of the prompt, and what its answer says of where the KV is.
+async fn asked_with_kv(caller: &Caller, kv: Option<Value>) -> (u64, Value) {
+    let mut body = question(400);
+    body["max_tokens"] = 1.into();
+    if let Some(kv) = kv {
+        body["kv_transfer_params"] = kv;
+    }
+    let (status, said) = caller.chat(&body).await;
+    assert_eq!(status, StatusCode::OK, "{said}");
+    let cached = said["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    (cached, said["kv_transfer_params"].clone())
+}
+
+#[tokio::test]
+async fn kv_moves_between_workers_as_requests_ask() {
+    let transfer = Some(keyway_core::Transfer { handover_ms: 1.0, ms_per_token: 0.001 });
+    let fleet = Fleet::start(&Options { workers: 5, kv_transfer: transfer, ..instant() }).await.unwrap();
+    let callers: Vec<_> =
+        (0..5).map(|i| Caller { url: fleet.addresses[i].url.clone(), ..Caller::of(&fleet) }).collect();
+    let (_, models) = callers[0].text(Method::GET, "/v1/models", "").await;
+    let models: Value = serde_json::from_str(&models).unwrap();
+    let port = models["data"][0]["kv_source_port"].as_u64().expect("a port");
+    assert!(fleet.addresses[0].url.ends_with(&format!(":{port}")));
+    let source = |port: u64| {
+        Some(
+            json!({"remote_kv_source": {"kv_request_id": "1", "remote_host": "127.0.0.1", "remote_port": port}}),
+        )
+    };
+    assert_eq!(asked_with_kv(&callers[1], source(port)).await, (0, Value::Null), "nobody has it yet");
+    let all = asked_with_kv(&callers[1], None).await.0;
+    assert!(all > 300, "{all}");
+    // Worker 0 fetches from 1, and has it from then on; a port that is nobody's has nothing.
+    let port_of = |i: usize| fleet.addresses[i].url.rsplit_once(':').unwrap().1.parse::<u64>().unwrap();
+    assert_eq!(asked_with_kv(&callers[0], source(1)).await.0, 0);
+    assert_eq!(asked_with_kv(&callers[2], source(port_of(1))).await.0, all);
+    assert_eq!(asked_with_kv(&callers[2], None).await.0, all);
+    // One computes it for another, which asks once.
+    let mut long = question(500);
+    long["max_tokens"] = 1.into();
+    let keep = json!({"do_remote_decode": true, "do_remote_prefill": false});
+    long["kv_transfer_params"] = keep;
+    let (_, said) = callers[0].chat(&long).await;
+    let kept = said["kv_transfer_params"].clone();
+    assert_eq!(
+        (&kept["do_remote_prefill"], &kept["remote_num_tokens"]),
+        (&json!(true), &said["usage"]["prompt_tokens"])
+    );
+    long["kv_transfer_params"] = kept;
+    let cached = |said: &Value| said["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    let prompt = said["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!(cached(&callers[3].chat(&long).await.1), prompt - 1, "all but the last token has come");
+    assert_eq!(cached(&callers[4].chat(&long).await.1), 0, "it was fetched");
+}
+
+#[tokio::test]
+async fn without_transfers_what_is_said_of_kv_is_not_heeded() {
+    let fleet = Fleet::start(&Options { workers: 2, ..instant() }).await.unwrap();
+    let caller = Caller::of(&fleet);
+    let (_, models) = caller.text(Method::GET, "/v1/models", "").await;
+    assert!(!models.contains("kv_source_port"), "{models}");
+    let keep = json!({"do_remote_decode": true, "do_remote_prefill": false});
+    assert_eq!(asked_with_kv(&caller, Some(keep)).await, (0, Value::Null));
 }

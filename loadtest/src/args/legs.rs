@@ -24,6 +24,17 @@ pub struct LegArgs {
     /// Let workers fetch a prefix from another one that holds it, where that is quicker
     #[arg(long, conflicts_with = "prefill")]
     pub pull: bool,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
+    pub kv: KvArgs,
+    /// Say as well how long clients wait between two tokens
+    #[arg(long)]
+    pub itl: bool,
+}
+
+/// What moving KV takes; shared with `mock`.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct KvArgs {
     /// Gbit/s at which a worker sends KV, and receives it; several transfers share that
     #[arg(long, value_name = "GBIT", default_value = "100", value_parser = units::positive)]
     kv_gbit: f64,
@@ -33,9 +44,6 @@ pub struct LegArgs {
     /// Time of each transfer before its first byte
     #[arg(long, value_name = "TIME", default_value = "36ms", value_parser = units::duration)]
     kv_handover: Duration,
-    /// Say as well how long clients wait between two tokens
-    #[arg(long)]
-    pub itl: bool,
 }
 
 /// When a prompt is computed by another worker than the one that answers.
@@ -58,7 +66,9 @@ impl LegArgs {
             When::Never => Splitting::Never,
         }
     }
+}
 
+impl KvArgs {
     /// What a transfer takes that has the network for itself.
     pub fn transfer(&self) -> Transfer {
         let ms_per_token = self.kv_kib * 1024.0 * 8.0 / (self.kv_gbit * 1e6);

@@ -5,6 +5,7 @@ use keyway_wire::kv_event::WireFormat;
 
 use super::{Fault, First, KvEvents, Names, Options};
 use crate::{
+    args::legs::KvArgs,
     engine_model::{self, PROFILES, Profile, UnknownProfile},
     limits::MOCK_WORKERS_MAX,
     units,
@@ -73,6 +74,16 @@ pub struct MockArgs {
     /// What streams say before their first token
     #[arg(long, value_enum, default_value_t = First::None)]
     pub first: First,
+    /// Move KV between the workers as requests ask (kv_transfer_params, in vLLM's words), and say at which
+    /// port each is a source
+    #[arg(long)]
+    pub kv_transfers: bool,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
+    pub kv: KvArgs,
+    /// Name the first N workers to the gateway as workers for prefill, and the others as workers for decode
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "kv_transfers")]
+    pub prefill: u16,
     /// What goes wrong, and when; see below
     #[arg(long, value_name = "FAULT")]
     pub fault: Vec<Fault>,
@@ -99,6 +110,14 @@ pub enum MockArgsError {
     /// No engine has the profile that is named.
     #[error(transparent)]
     Profile(#[from] UnknownProfile),
+    /// No worker would answer.
+    #[error("--prefill {prefill} of {workers} workers: at least one must be for decode")]
+    Prefill {
+        /// How many were asked for.
+        prefill: u16,
+        /// How many workers there would be.
+        workers: usize,
+    },
     /// A fault is for a worker that the fleet does not have.
     #[error("--fault {fault}: there are only {workers} workers, counted from 0")]
     Worker {
@@ -162,6 +181,9 @@ impl MockArgs {
         if let Some(&fault) = self.fault.iter().find(misses) {
             return Err(MockArgsError::Worker { fault, workers });
         }
+        if self.prefill > 0 && usize::from(self.prefill) >= workers {
+            return Err(MockArgsError::Prefill { prefill: self.prefill, workers });
+        }
         Ok(Options {
             host: self.host.clone(),
             workers,
@@ -174,6 +196,8 @@ impl MockArgs {
             metrics: self.metrics,
             render: self.render,
             first: self.first,
+            kv_transfer: self.kv_transfers.then(|| self.kv.transfer()),
+            prefill: usize::from(self.prefill),
             faults: self.fault.clone(),
             kv_events: self.kv_events.then_some(KvEvents {
                 base_port: self.kv_events_base_port,

@@ -26,6 +26,7 @@ use tokio::{
 use super::{
     answer::{About, AnswerBody, Events, Underway},
     faults::{Fault, Kind},
+    kv::KvParams,
     request::{self, Ask, Reading},
     worker::Worker,
 };
@@ -145,6 +146,11 @@ async fn generate(worker: Arc<Worker>, id: u64, api: Endpoint, request: Request<
         Ok(ask) => ask,
         Err(cause) => return unread(&cause),
     };
+    let mut keeps = false;
+    if let Some(mover) = worker.setup.kv.as_ref().filter(|_| ask.kv.is_some()) {
+        ask.fetched_tokens = mover.fetch(&worker, &ask).await;
+        keeps = ask.kv.as_ref().is_some_and(KvParams::keeps) && !ask.stream;
+    }
     let admission = match worker.submit(&mut ask) {
         Ok(admission) => admission,
         Err(refusal @ Refusal::TooLong { .. }) => {
@@ -153,7 +159,7 @@ async fn generate(worker: Arc<Worker>, id: u64, api: Endpoint, request: Request<
     };
     let about = about(&worker, id, &ask);
     let underway = Underway { worker, admission, done: false };
-    if ask.stream { streamed(underway, about) } else { whole(underway, about).await }
+    if ask.stream { streamed(underway, about) } else { whole(underway, about, keeps).await }
 }
 
 /// What a body asks for. A large one is read where no other request waits for it, and where cores are few
@@ -241,7 +247,7 @@ fn streamed(underway: Underway, about: About) -> Answer {
     answer
 }
 
-async fn whole(mut underway: Underway, about: About) -> Answer {
+async fn whole(mut underway: Underway, about: About, keeps: bool) -> Answer {
     if underway.finished(about.output_tokens).await.is_err() {
         return error(
             StatusCode::INTERNAL_SERVER_ERROR,
@@ -249,13 +255,22 @@ async fn whole(mut underway: Underway, about: About) -> Answer {
         );
     }
     let (worker, cached) = (&underway.worker, underway.admission.ticket.cached_tokens());
-    json(StatusCode::OK, about.whole(worker.model_json(), worker.vocabulary(), cached).into())
+    let mut body = about.whole(worker.model_json(), worker.vocabulary(), cached);
+    if let Some(mover) = worker.setup.kv.as_ref().filter(|_| keeps) {
+        // Into the object.
+        body.pop();
+        let params = mover.keep(worker, about.prompt_tokens);
+        body.extend_from_slice(format!(r#","kv_transfer_params":{params}}}"#).as_bytes());
+    }
+    json(StatusCode::OK, body.into())
 }
 
 fn models(worker: &Worker) -> Answer {
     let (model, kv_tokens) = (worker.model_json(), worker.setup.profile.kv_tokens());
+    let port = worker.setup.kv.as_ref().and_then(|mover| mover.port_of(worker.number));
+    let source = port.map(|port| format!(r#","kv_source_port":{port}"#)).unwrap_or_default();
     let list = format!(
-        r#"{{"object":"list","data":[{{"id":{model},"object":"model","created":0,"owned_by":"keyway-loadtest mock","max_model_len":{kv_tokens}}}]}}"#
+        r#"{{"object":"list","data":[{{"id":{model},"object":"model","created":0,"owned_by":"keyway-loadtest mock","max_model_len":{kv_tokens}{source}}}]}}"#
     );
     json(StatusCode::OK, list.into())
 }

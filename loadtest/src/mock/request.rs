@@ -10,7 +10,10 @@ use keyway_wire::{
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::prompt::{TOKEN_BYTES, Tokens, Vocabulary};
+use super::{
+    kv::KvParams,
+    prompt::{TOKEN_BYTES, Tokens, Vocabulary},
+};
 use crate::workload::body::Endpoint;
 
 /// What was asked for.
@@ -36,6 +39,10 @@ pub(super) struct Ask {
     pub include_usage: bool,
     /// The tenant's salt; seeds the chain.
     pub salt: Option<String>,
+    /// What it says of its prompt's KV.
+    pub kv: Option<KvParams>,
+    /// Leading tokens of the prompt that have come from another worker.
+    pub fetched_tokens: u32,
 }
 
 /// What reading depends on.
@@ -77,6 +84,7 @@ struct Body<'a> {
     #[serde(default)]
     continue_final_message: bool,
     cache_salt: Option<String>,
+    kv_transfer_params: Option<KvParams>,
 }
 
 #[derive(Deserialize)]
@@ -147,6 +155,8 @@ pub(super) fn read(body: &[u8], api: Endpoint, reading: &Reading<'_>) -> Result<
         stream: body.stream.unwrap_or(false),
         include_usage: body.stream_options.is_some_and(|options| options.include_usage),
         salt: body.cache_salt,
+        kv: body.kv_transfer_params,
+        fetched_tokens: 0,
     })
 }
 

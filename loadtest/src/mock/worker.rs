@@ -14,12 +14,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use keyway_wire::block_hash::BlockHash;
 use tokio::sync::watch;
 
 use super::{
     First,
     events::{EventLog, Numbered, Snapshot},
     faults::{Fault, Faults, Kind, TooManyFaults},
+    kv::KvMover,
     loads,
     prompt::{Tokens, Vocabulary},
     request::Ask,
@@ -50,6 +52,8 @@ pub(super) struct Setup {
     pub render: bool,
     /// What their streams say before the first token.
     pub first: First,
+    /// What moves KV between them, if anything does.
+    pub kv: Option<KvMover>,
     /// When the mock started.
     pub zero: Instant,
     /// What answers are made of.
@@ -176,7 +180,7 @@ impl Worker {
             prompt_tokens: ask.prompt_tokens,
             output_tokens: ask.output_tokens,
             chain: std::mem::take(&mut ask.chain),
-            fetched_tokens: 0,
+            fetched_tokens: ask.fetched_tokens,
         };
         let id = state.engine.submit(now, submission)?;
         let said = state.desk.events.is_some().then(|| (std::mem::take(&mut ask.tokens), ask.salt.take()));
@@ -187,6 +191,14 @@ impl Worker {
             self.wake.notify_one();
         }
         Ok(Admission { ticket, id, life: state.life })
+    }
+
+    /// Leading tokens of a prompt that its cache holds.
+    pub(super) fn held_tokens(&self, chain: &[BlockHash]) -> u32 {
+        let mut state = self.lock();
+        let now = self.now();
+        state.advance(now);
+        state.engine.pool().cached(chain) as u32 * self.setup.profile.block_tokens
     }
 
     /// Ends a request whose client has left.
@@ -310,11 +322,11 @@ impl Worker {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn since_start(&self) -> Duration {
+    pub(super) fn since_start(&self) -> Duration {
         self.setup.zero.elapsed()
     }
 
-    fn now(&self) -> Nanos {
+    pub(super) fn now(&self) -> Nanos {
         self.engine_time(self.since_start())
     }
 
@@ -322,7 +334,7 @@ impl Worker {
         (wall.as_nanos() as f64 * self.setup.time_scale) as Nanos
     }
 
-    fn wall(&self, at: Nanos) -> Duration {
+    pub(super) fn wall(&self, at: Nanos) -> Duration {
         Duration::from_nanos((at as f64 / self.setup.time_scale).ceil() as u64)
     }
 }

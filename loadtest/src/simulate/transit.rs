@@ -11,7 +11,7 @@ use super::{
     fleet::Run,
     routing::Arrival,
 };
-use crate::engine_model::Nanos;
+use crate::engine_model::{Links, Nanos};
 
 /// Which workers are for what, and what moving KV between them takes.
 #[derive(Debug, Clone, Copy)]
@@ -57,18 +57,16 @@ struct InTransit {
 }
 
 /// Transfers under way.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Transit {
     under_way: BTreeMap<(Nanos, u64), InTransit>,
     begun: u64,
-    /// Until when each worker sends, and receives.
-    sends_until: Vec<Nanos>,
-    receives_until: Vec<Nanos>,
+    links: Links,
 }
 
 impl Transit {
     pub(super) fn new(workers: usize) -> Self {
-        Self { sends_until: vec![0; workers], receives_until: vec![0; workers], ..Self::default() }
+        Self { under_way: BTreeMap::new(), begun: 0, links: Links::new(workers) }
     }
 
     /// When the next one is over.
@@ -78,11 +76,9 @@ impl Transit {
 
     /// Begins to move so many tokens.
     fn begin(&mut self, at: Nanos, from: usize, tokens: u64, transfer: Transfer, request: InTransit) {
-        let starts = at.max(self.sends_until[from]).max(self.receives_until[request.to]);
-        let ends = starts + nanos(tokens as f64 * transfer.ms_per_token);
-        (self.sends_until[from], self.receives_until[request.to]) = (ends, ends);
+        let arrives = self.links.take(at, (from, request.to), tokens, transfer);
         self.begun += 1;
-        self.under_way.insert((ends + nanos(transfer.handover_ms), self.begun), request);
+        self.under_way.insert((arrives, self.begun), request);
     }
 }
 
@@ -164,8 +160,4 @@ impl Run<'_> {
             self.release_room(gateway, at, !empty);
         }
     }
-}
-
-fn nanos(ms: f64) -> Nanos {
-    (ms * 1e6).round() as Nanos
 }
