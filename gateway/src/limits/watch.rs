@@ -97,6 +97,9 @@ pub const PEER_TWICE_PAUSE: Duration = Duration::from_secs(2);
 /// name it.
 pub const PEER_INDEX_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Owners that are remembered of each other gateway: as many as a waiting room remembers.
+pub const PEER_OWNERS_MAX: usize = 4_096;
+
 /// Longest line of another gateway: 10,000 workers at 150 bytes each, and as much of placements and of the
 /// workers that these are at.
 pub const MAX_PEER_LINE_BYTES: usize = 4 << 20;

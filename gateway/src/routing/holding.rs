@@ -23,7 +23,7 @@ use keyway_core::{
     may_wait,
     pick::{Candidate, Pick, Policy, Turn},
     quote,
-    waiting_room::{Ahead, CandidateSet, Quote, RoomRules, WaitingRoom, WorkerChooser},
+    waiting_room::{Ahead, CandidateSet, OwnerWord, Quote, RoomRules, WaitingRoom, WorkerChooser},
     working_sets::{HeldTurn, Left, SetRules, WorkingSets},
 };
 use parking_lot::{Mutex, MutexGuard};
@@ -182,6 +182,22 @@ impl Router {
             let (decisions, room) = self.counter(&room, self.now()).release(room);
             drop(room);
             hand_out(decisions.begun);
+        }
+    }
+
+    /// What other gateways are to be told of the owners whose requests wait, or came of late.
+    pub fn words_of_owners(&self) -> Vec<OwnerWord> {
+        self.holding.room.lock().words(self.now())
+    }
+
+    /// Another gateway has said this of owners, and how many tokens it has served of each since.
+    pub fn hear_of_owners(&self, words: &[(OwnerWord, f64)]) {
+        if words.is_empty() {
+            return;
+        }
+        let (now, mut room) = (self.now(), self.holding.room.lock());
+        for (word, more) in words {
+            room.hear(now, word, *more);
         }
     }
 

@@ -30,7 +30,7 @@ use tokio::{
 
 pub use self::{
     hearsay::{GatewayId, Hearsay, Voice},
-    line::{Line, LoadEntry},
+    line::{Line, LoadEntry, OwnerEntry},
     placements::PlacementNews,
     telling::Telling,
 };

@@ -7,6 +7,11 @@
 //! an owner is about that has had less, workers are sent less beforehand of one that keeps asking for more
 //! (`RESERVED`). The same is kept for an owner's own requests of a higher priority. In which order those of
 //! one priority begin is not decided here.
+//!
+//! Several rooms may stand before the same workers. What each has served of its owners, and which of their
+//! priorities wait, they tell each other ([`elsewhere`]), so that shares and priorities hold over all of them.
+
+pub mod elsewhere;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -60,23 +65,43 @@ pub struct Fair {
     owners: BTreeMap<u32, Account>,
     /// What the owner that was served last has had.
     last: f64,
+    /// Priorities of which requests wait in other rooms, and when that was heard last.
+    waits_elsewhere: BTreeMap<i32, Duration>,
 }
 
 #[derive(Copy, Clone, Debug, Default)]
 struct Account {
-    /// Tokens for its weight.
+    /// Tokens for its weight, here and in other rooms.
     served: f64,
+    /// Those of this room alone, since it began.
+    own: f64,
     /// The highest priority of its requests that came of late, and when one of it came last.
     highest: Option<(i32, Duration)>,
     /// When it came last.
     came: Duration,
+    /// The same two of this room alone.
+    here: Option<Here>,
     /// When it came while none of its requests waited.
     waits_since: Duration,
     /// How fast its requests leave the room.
     outflow: Outflow,
 }
 
+/// How an owner came to this room of late.
+#[derive(Copy, Clone, Debug)]
+struct Here {
+    highest: (i32, Duration),
+    came: Duration,
+}
+
 impl Account {
+    /// A request of this priority came to this room.
+    fn comes_here(&mut self, priority: i32, now: Duration) {
+        let stays = |here: &Here| here.highest.0 > priority && is_about(here.highest.1, now);
+        let highest = self.here.filter(stays).map_or((priority, now), |here| here.highest);
+        self.here = Some(Here { highest, came: now });
+    }
+
     /// The highest priority of its requests, of which one may come again.
     fn highest_about(&self, now: Duration) -> Option<i32> {
         self.highest.filter(|(_, came)| is_about(*came, now)).map(|(priority, _)| priority)
@@ -96,6 +121,17 @@ impl Fair {
     /// most `credit` less from now on than the one that has had the least of those that wait, or than the one
     /// served last.
     pub fn come_back(
+        &mut self,
+        share: &Share,
+        waiting: impl Iterator<Item = Share> + Clone,
+        (now, credit): (Duration, f64),
+    ) {
+        self.is_about(share, waiting, (now, credit));
+        self.owners.entry(share.owner).or_default().comes_here(share.priority, now);
+    }
+
+    /// A request came to this room or to another one.
+    fn is_about(
         &mut self,
         share: &Share,
         waiting: impl Iterator<Item = Share> + Clone,
@@ -147,6 +183,9 @@ impl Fair {
     /// and an owner of its priority or a higher one is about that has had less, or its own requests of a
     /// higher one are.
     pub fn is_greedy(&self, share: &Share, least: &Least, now: Duration) -> bool {
+        if self.yields_elsewhere(share, now) {
+            return true;
+        }
         let Some(account) = self.owners.get(&share.owner) else { return false };
         let others = least.0.iter().take_while(|(priority, _)| *priority >= share.priority).last();
         let own_are_higher = account.highest_about(now).is_some_and(|highest| highest > share.priority);
@@ -157,7 +196,9 @@ impl Fair {
     /// Tokens of this request's owner were served.
     pub fn charge(&mut self, share: &Share, tokens: f64) {
         let account = self.owners.entry(share.owner).or_default();
-        account.served += tokens / share.weight.max(f64::MIN_POSITIVE);
+        let tokens = tokens / share.weight.max(f64::MIN_POSITIVE);
+        account.served += tokens;
+        account.own += tokens;
         self.last = account.served;
     }
 

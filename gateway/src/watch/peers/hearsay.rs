@@ -7,12 +7,12 @@ use std::{
     sync::Arc,
 };
 
-use keyway_core::{OwnLoad, told::Malformed};
+use keyway_core::{OwnLoad, told::Malformed, waiting_room::OwnerWord};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::{Line, placements::PlacementsHeard};
-use crate::routing::Router;
+use super::{Line, OwnerEntry, placements::PlacementsHeard};
+use crate::{limits::PEER_OWNERS_MAX, routing::Router};
 
 /// One process that is a gateway; another one after each start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -33,6 +33,8 @@ struct Said {
     load: HashMap<String, OwnLoad>,
     /// Requests a second that it sends there.
     arrivals: BTreeMap<String, f64>,
+    /// What each owner has had there.
+    owners: HashMap<u32, f64>,
 }
 
 /// One gateway that is heard; dropped, it is not any more.
@@ -74,6 +76,16 @@ impl Hearsay {
 }
 
 impl Said {
+    /// What is said of an owner, and the tokens that are new in it. What it had when it was first heard of
+    /// counts for nothing: others have been served meanwhile, and all are level.
+    fn hears_of(&mut self, entry: &OwnerEntry) -> (OwnerWord, f64) {
+        if self.owners.len() >= PEER_OWNERS_MAX && !self.owners.contains_key(&entry.owner) {
+            self.owners.clear();
+        }
+        let before = self.owners.insert(entry.owner, entry.had);
+        ((*entry).into(), entry.had - before.unwrap_or(entry.had))
+    }
+
     fn of(&self, worker: &str) -> OwnLoad {
         let load = self.load.get(worker).copied().unwrap_or_default();
         // What is no number of requests is none.
@@ -98,10 +110,12 @@ impl Voice {
         }
         let named: HashSet<&str> = line.workers.iter().map(|entry| entry.worker.as_str()).collect();
         said.load.extend(line.workers.iter().map(|entry| (entry.worker.clone(), entry.load())));
+        let owners: Vec<_> = line.owners.iter().map(|entry| said.hears_of(entry)).collect();
         // Once a second, whatever has changed: the means are of even times.
         let concerns_all = line.all || line.arrivals.is_some();
         self.hearsay.pass_on(&all_said, |worker| concerns_all || named.contains(worker), line.all);
         drop(all_said);
+        router.hear_of_owners(&owners);
         if let (Some(news), Some(stored)) = (&line.stored, self.hearsay.router.stored_state()) {
             stored.hear(news);
         }

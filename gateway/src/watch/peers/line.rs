@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use keyway_core::OwnLoad;
+use keyway_core::{OwnLoad, waiting_room::OwnerWord};
 use serde::{Deserialize, Serialize};
 
 use super::{GatewayId, PlacementNews};
@@ -27,9 +27,22 @@ pub struct Line {
     /// Ids of what workers store that came there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored: Option<StoredNews>,
+    /// What owners of requests have had there, and which of their priorities wait: of those of which something
+    /// has changed, or waits.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub owners: Vec<OwnerEntry>,
     /// What it has placed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placed: Option<PlacementNews>,
+}
+
+impl Line {
+    /// Whether there is a reason to send it.
+    pub(super) fn says_something(&self) -> bool {
+        let Self { gateway: _, all, workers, arrivals, stored, owners, placed } = self;
+        let has_news = arrivals.is_some() || stored.is_some() || placed.is_some();
+        *all || has_news || !workers.is_empty() || !owners.is_empty()
+    }
 }
 
 /// What a gateway has at one worker.
@@ -54,5 +67,37 @@ impl LoadEntry {
     pub(super) fn load(&self) -> OwnLoad {
         let Self { requests, waiting, waiting_tokens, .. } = *self;
         OwnLoad { requests, waiting, waiting_tokens, ..OwnLoad::default() }
+    }
+}
+
+/// What one owner of requests, a tenant mostly, has had at a gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct OwnerEntry {
+    /// A number that follows from its name; 0: whoever is no tenant.
+    pub owner: u32,
+    /// Tokens for its weight, since the gateway's start.
+    pub had: f64,
+    /// The highest priority of its requests of late.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub priority: i32,
+    /// The highest priority of those that wait.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits: Option<i32>,
+}
+
+fn is_zero(priority: &i32) -> bool {
+    *priority == 0
+}
+
+impl From<OwnerWord> for OwnerEntry {
+    fn from(OwnerWord { owner, had, priority, waits }: OwnerWord) -> Self {
+        // To a tenth of a token.
+        Self { owner, had: (had * 10.0).round() / 10.0, priority, waits }
+    }
+}
+
+impl From<OwnerEntry> for OwnerWord {
+    fn from(OwnerEntry { owner, had, priority, waits }: OwnerEntry) -> Self {
+        Self { owner, had, priority, waits }
     }
 }

@@ -13,7 +13,7 @@ use std::{
 use bytes::Bytes;
 use keyway_core::OwnLoad;
 
-use super::{GatewayId, Line, LoadEntry, placements::PlacementsTold};
+use super::{GatewayId, Line, LoadEntry, OwnerEntry, placements::PlacementsTold};
 use crate::{
     clock::{self, Instant, Sleep},
     leaving::Leaving,
@@ -41,6 +41,8 @@ pub struct Telling {
     /// When it is told again how many requests come.
     arrivals_due: Instant,
     told: HashMap<String, OwnLoad>,
+    /// What was told of owners.
+    told_owners: HashMap<u32, OwnerEntry>,
     /// How many ids of what workers store were told.
     told_ids: u64,
     /// Of placements, if it asks for them.
@@ -64,6 +66,7 @@ impl Telling {
             all_due: now,
             arrivals_due: now,
             told: HashMap::new(),
+            told_owners: HashMap::new(),
             told_ids: 0,
             placements,
         }
@@ -95,6 +98,15 @@ impl Telling {
             news.extend(ended.into_iter().map(|worker| (worker, OwnLoad::default())));
         }
         news.into_iter().map(|(worker, load)| LoadEntry::new(worker, load)).collect()
+    }
+
+    /// What owners have had, of those of which that has changed, and of those that wait.
+    fn owners(&mut self) -> Vec<OwnerEntry> {
+        let mut owners: Vec<_> = self.router.words_of_owners().into_iter().map(OwnerEntry::from).collect();
+        let told = std::mem::take(&mut self.told_owners);
+        self.told_owners = owners.iter().map(|entry| (entry.owner, *entry)).collect();
+        owners.retain(|entry| entry.waits.is_some() || told.get(&entry.owner) != Some(entry));
+        owners
     }
 
     /// Requests a second that were sent lately to each worker, to four places.
@@ -146,9 +158,11 @@ impl Lines for Telling {
             });
             let workers = self.news(all);
             let stored = self.new_ids();
+            let owners = self.owners();
             let placed = self.placements.as_mut().and_then(|told| told.news(&self.router));
-            if all || arrivals.is_some() || !workers.is_empty() || stored.is_some() || placed.is_some() {
-                let line = Line { gateway: self.id.take(), all, workers, arrivals, stored, placed };
+            let line = Line { gateway: None, all, workers, arrivals, stored, owners, placed };
+            if line.says_something() {
+                let line = Line { gateway: self.id.take(), ..line };
                 let mut line = serde_json::to_vec(&line).unwrap_or_default();
                 line.push(b'\n');
                 return Poll::Ready(Some(line.into()));

@@ -3,7 +3,7 @@
 
 use std::{future::poll_fn, num::NonZeroUsize, time::Duration};
 
-use keyway_core::pick::Policy;
+use keyway_core::{pick::Policy, waiting_room::Share};
 use keyway_wire::block_hash::{BlockHash, HashKey};
 
 use super::{
@@ -17,7 +17,7 @@ use crate::{
     leaving::Leaving,
     limits::{PEER_ALL_EVERY, PEER_EVERY},
     metrics::Metrics,
-    prompt::request::KeyerConfig,
+    prompt::request::{self, KeyerConfig, RequestInfo},
     proxy::body::Lines,
     routing::Router,
 };
@@ -167,6 +167,57 @@ async fn how_many_requests_come_is_told_now_and_then_and_counted_with_ones_own()
         voice.says(&Line { arrivals, ..Line::default() }).unwrap();
         assert_eq!(arrivals_of(&other, "b:1"), 0.0, "{nothing}");
     }
+}
+
+/// A request of an owner, of so many tokens, about.
+fn request_of(owner: u32, priority: i32, weight: f64, tokens: usize) -> RequestInfo {
+    let keyer = KeyerConfig { key: HashKey::new(1), block_bytes: NonZeroUsize::new(64).unwrap() };
+    let body = format!(r#"{{"model":"m","prompt":"{owner} {}"}}"#, "word ".repeat(tokens));
+    let request = request::read(body.as_bytes(), keyer);
+    RequestInfo { share: Share { owner, priority, weight, ..Share::default() }, ..request }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_owners_have_had_and_which_priorities_wait_is_told_and_heeded() {
+    let urls = ["http://a:1"];
+    let (one, other) = (router(&urls), router(&urls));
+    for router in [&one, &other] {
+        worker(router, "a:1").with_health(|health| health.on_probe(true, Duration::ZERO));
+    }
+    let mut telling = telling(&one);
+    assert_eq!(next(&mut telling).await.owners, []);
+    // One begins, and keeps the worker busy for long; another waits.
+    let (own, urgent) = (request_of(7, 0, 2.0, 60_000), request_of(7, 1, 2.0, 60_000));
+    let begun = one.choose(&own, &[]).await.unwrap();
+    let waiting = tokio::spawn({
+        let one = Arc::clone(&one);
+        async move { one.choose(&urgent, &[]).await }
+    });
+    tokio::task::yield_now().await;
+    let line = next(&mut telling).await;
+    let told = line.owners[0];
+    let had = begun.pick.uncached_tokens as f64 / 2.0;
+    assert_eq!((line.owners.len(), told.owner, told.priority, told.waits), (1, 7, 1, Some(1)));
+    assert!((told.had - had).abs() < 1.0, "{told:?} {had}");
+    // As long as one waits it is said again, and no longer.
+    assert_eq!(next(&mut telling).await.owners, [told]);
+    drop((begun, waiting.await.unwrap().unwrap()));
+    assert_eq!(next(&mut telling).await.owners[0].waits, None);
+
+    // At the other gateway the worker has something to do, and room for more.
+    let voice = Hearsay::new(GatewayId::draw(), Arc::clone(&other)).hear(GatewayId::draw()).unwrap();
+    worker(&other, "a:1").load.start(other.now(), 2_000, true);
+    let low = |tokens| request_of(8, 0, 1.0, tokens);
+    let first = other.choose(&low(50), &[]).await.unwrap();
+    voice.says(&Line { owners: vec![told], ..Line::default() }).unwrap();
+    let began = clock::Instant::now();
+    let later = other.choose(&low(60), &[]).await.unwrap();
+    assert!(
+        began.elapsed() >= Duration::from_millis(100),
+        "{:?}: it has let the other go first",
+        began.elapsed()
+    );
+    drop((first, later));
 }
 
 fn arrivals_of(router: &Router, name: &str) -> f64 {

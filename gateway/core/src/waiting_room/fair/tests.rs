@@ -1,5 +1,7 @@
 //! Fairness as such, and a room of several owners under four times what its workers can do, in virtual time.
 
+mod elsewhere;
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,0 +1,76 @@
+//! Several rooms before the same workers: what each tells the others of its owners, and what that changes.
+//!
+//! A room tells what it has served of each owner, since it began and for its weight; others add what is new of
+//! that to what they have served themselves. So whoever has had less goes first in every room, and workers
+//! are kept for it by the rooms where it does not wait. And a room tells which priorities wait; lower ones
+//! elsewhere then leave workers to them. All of it is as old as a word takes, and ends with the words.
+
+use std::time::Duration;
+
+use super::{Account, Fair, Share, is_about};
+
+/// How long a priority is taken to wait after it was said: some words' time, of which one may be late.
+const WAITS_FOR: Duration = Duration::from_millis(250);
+/// Owners that are told of at once, the rest with the next word.
+pub const OWNERS_TOLD_MAX: usize = 1_024;
+
+/// What a room tells of one owner.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OwnerWord {
+    /// The owner's number, the same in all rooms.
+    pub owner: u32,
+    /// Tokens that the room has served of it, for its weight, since the room began.
+    pub had: f64,
+    /// The highest priority of its requests that came of late.
+    pub priority: i32,
+    /// The highest priority of its requests that wait.
+    pub waits: Option<i32>,
+}
+
+impl Fair {
+    /// What is told of the owners that are about; `waiting` are the requests that wait.
+    pub(crate) fn words(
+        &self,
+        waiting: impl Iterator<Item = Share> + Clone,
+        now: Duration,
+    ) -> Vec<OwnerWord> {
+        let waits = |owner: u32| {
+            let own = waiting.clone().filter(|share| share.owner == owner);
+            own.map(|share| share.priority).max()
+        };
+        let word = |(&owner, account): (&u32, &Account)| {
+            let here = account.here.filter(|here| is_about(here.came, now))?;
+            Some(OwnerWord { owner, had: account.own, priority: here.highest.0, waits: waits(owner) })
+        };
+        let words: Vec<_> = self.owners.iter().filter_map(word).take(OWNERS_TOLD_MAX).collect();
+        // Where all requests are one owner's and alike there is no order to keep.
+        if words.iter().all(|word| word.owner == 0 && word.priority == 0) { Vec::new() } else { words }
+    }
+
+    /// Another room has said this; `more`: tokens that it has served of the owner since its last word.
+    pub(crate) fn hear(
+        &mut self,
+        word: &OwnerWord,
+        more: f64,
+        waiting: impl Iterator<Item = Share> + Clone,
+        (now, credit): (Duration, f64),
+    ) {
+        let share = Share { owner: word.owner, priority: word.priority, ..Share::default() };
+        self.is_about(&share, waiting, (now, credit));
+        if more.is_finite() && more > 0.0 {
+            let account = self.owners.entry(word.owner).or_default();
+            account.served += more;
+            self.last = account.served;
+        }
+        if let Some(priority) = word.waits {
+            self.waits_elsewhere.insert(priority, now);
+        }
+        self.waits_elsewhere.retain(|_, heard| now.saturating_sub(*heard) <= WAITS_FOR);
+    }
+
+    /// Whether a request of a higher priority waits in another room.
+    pub(super) fn yields_elsewhere(&self, share: &Share, now: Duration) -> bool {
+        let higher = share.priority.checked_add(1).map(|next| self.waits_elsewhere.range(next..));
+        higher.into_iter().flatten().any(|(_, heard)| now.saturating_sub(*heard) <= WAITS_FOR)
+    }
+}
