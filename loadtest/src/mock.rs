@@ -78,8 +78,8 @@ pub struct Options {
     pub first: First,
     /// What it takes to move KV between the workers, if they do that.
     pub kv_transfer: Option<Transfer>,
-    /// How many of the first workers the gateway is told are for prefill, the others being for decode; 0: each
-    /// does both.
+    /// How many of the first workers the gateway is told are for prefill, the others being for decode; 0:
+    /// each does both.
     pub prefill: usize,
     /// Faults known from the start, each for one worker or for all.
     pub faults: Vec<Fault>,

@@ -8,9 +8,9 @@
 //! second leg  api ── before it is submitted ──────────────────▶ import.rs ─┘
 //! ```
 //!
-//! What another worker has cached of a prompt is fetched likewise (`remote_kv_source`, the words of vLLM's tier
-//! of peers). No leg goes before, and nothing was kept: the exporter looks what it has, and holds that for the
-//! transfer.
+//! What another worker has cached of a prompt is fetched likewise (`remote_kv_source`, the words of
+//! vLLM's tier of peers). No leg goes before, and nothing was kept: the exporter looks what it has, and
+//! holds that for the transfer.
 //!
 //! What is fetched is taken only if weights, numerics and layout are equal, and if each block is that of the
 //! importer's own tokens and salt (`chain.rs`). Whatever goes wrong, the prompt is computed as ever.
@@ -141,7 +141,7 @@ pub(crate) struct KvTransfers {
     metrics: Arc<KvTransferMetrics>,
 }
 
-/// Another worker's listener.
+/// Where another worker listens for those that fetch KV.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Peer {
     pub(crate) host: String,

@@ -27,9 +27,9 @@ use crate::transfers::Transfer;
 /// What fetched blocks displace, as a share of what computed ones do.
 pub const COPY_DISPLACES: f64 = 0.5;
 
-/// Says of each candidate that exchanges blocks, and whose matches are known, what it could fetch from the one
-/// of them that holds most of the prompt, where that takes less than to compute it. `transfer`: from the first
-/// to the second; `None` where the second is not to fetch from the first.
+/// Says of each candidate that exchanges blocks, and whose matches are known, what it could fetch from
+/// the one of them that holds most of the prompt, where that takes less than to compute it. `transfer`:
+/// from the first to the second; `None` where the second is not to fetch from the first.
 pub fn fill_peers(
     request: &RequestView<'_>,
     candidates: &mut [Candidate],

@@ -15,7 +15,8 @@
 //!   at once, unless the worker that it waits for has opened. So quotes take a bounded share of the time, and
 //!   a release that finds every worker full orders no requests and looks at each waiting request in constant
 //!   time ([`CandidateSet`]).
-//! - **Fair:** owners take turns by tokens, priorities go first ([`fair`]), over all rooms that tell each other.
+//! - **Fair:** owners take turns by tokens, priorities go first ([`fair`]), over all rooms that tell each
+//!   other.
 //! - **Sessions:** a turn whose session is paused waits for no worker ([`crate::working_sets`]).
 //! - **Bounded:** beyond its limit, and after the longest wait, requests begin at once wherever they cost
 //!   least; or, where the rules shed load, they are refused.
@@ -281,17 +282,6 @@ impl<R> WaitingRoom<R> {
     fn come_back(&mut self, now: Duration, share: &Share) {
         let credit = self.outflow.credit();
         self.fair.come_back(share, self.waiting.iter().map(|entry| entry.share), (now, credit));
-    }
-
-    /// What other rooms before the same workers are to be told of the owners here.
-    pub fn words(&self, now: Duration) -> Vec<OwnerWord> {
-        self.fair.words(self.waiting.iter().map(|entry| entry.share), now)
-    }
-
-    /// Another room has said this of an owner; `more`: tokens that it has served of it since its last word.
-    pub fn hear(&mut self, now: Duration, word: &OwnerWord, more: f64) {
-        let credit = self.outflow.credit();
-        self.fair.hear(word, more, self.waiting.iter().map(|entry| entry.share), (now, credit));
     }
 
     /// Its client left. `None` if it has begun.

@@ -85,8 +85,9 @@ pub struct RoutingFile {
     /// Which prompts a worker whose role is `prefill` computes for one whose role is `decode`: `auto`, those
     /// for which that costs less (the default), `always`, all that may, or `never`.
     pub split: Option<SplitFile>,
-    /// Whether a worker fetches what another one has cached of a prompt, where both can (`kv_source_port`):
-    /// `auto`, where that costs less than to compute it (the default), `always`, whatever it costs, or `never`.
+    /// Whether a worker fetches what another one has cached of a prompt, where both can
+    /// (`kv_source_port`): `auto`, where that costs less than to compute it (the default), `always`,
+    /// whatever it costs, or `never`.
     pub pull: Option<SplitFile>,
     /// Uncached prompt tokens below which none is computed for another (256).
     pub prefill_from_tokens: Option<u64>,

@@ -97,8 +97,9 @@ pub struct WorkerTable {
     /// Port at which others learn where its KV is: SGLang's `--disaggregation-bootstrap-port`, which it says
     /// itself, vLLM's `VLLM_MOONCAKE_BOOTSTRAP_PORT` (8998).
     pub bootstrap_port: Option<NonZeroU16>,
-    /// Port at which other workers fetch what it has cached of a prompt, as it does from theirs: the `port` of
-    /// vLLM's `p2p` tier (5710 there). A keyway-worker with `--kv-transfer-listen` says it itself.
+    /// Port at which other workers fetch what it has cached of a prompt, as it does from theirs: the
+    /// `port` of vLLM's `p2p` tier (5710 there). A keyway-worker with `--kv-transfer-listen` says it
+    /// itself.
     pub kv_source_port: Option<NonZeroU16>,
 }
 

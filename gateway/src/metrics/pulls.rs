@@ -4,7 +4,7 @@ use prometheus::{GaugeVec, IntCounterVec};
 
 use super::Declare;
 
-/// Handles of these series.
+/// Handles of the series about fetching from other workers' caches.
 #[derive(Debug)]
 pub struct PullMetrics {
     /// `keyway_kv_pulls_total{worker,outcome}`: by the worker that was to fetch.

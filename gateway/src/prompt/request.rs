@@ -108,8 +108,8 @@ pub struct RequestInfo {
     pub kind: u64,
     /// What it makes its worker compute.
     pub work: Work,
-    /// Whether KV of its prompt may come from another worker than the one that answers. Only asked where there
-    /// are such workers.
+    /// Whether KV of its prompt may come from another worker than the one that answers. Only asked where
+    /// there are such workers.
     pub may_move_kv: bool,
     /// Why the usage of its answer does not tell what was found of its prompt, if that is so.
     pub untold: Option<Untold>,

@@ -1,5 +1,6 @@
-//! Workers that fetch from each other what they have cached of a prompt, by [`keyway_core::consider_peers`] with
-//! the gateway's workers: who fetches what of whom, what that takes, and whether it comes.
+//! Workers that fetch from each other what they have cached of a prompt, by
+//! [`keyway_core::consider_peers`] with the gateway's workers: who fetches what of whom, what that takes,
+//! and whether it comes.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,6 +27,17 @@ pub struct Pull {
     pub tokens: u64,
 }
 
+/// Prompt tokens that were cached, as predicted and as the answer says.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Found {
+    /// At the worker itself.
+    pub(super) own: u64,
+    /// With what it was to fetch.
+    pub(super) predicted: u64,
+    /// As the answer says.
+    pub(super) reported: u64,
+}
+
 /// What was fetched, by what the answer says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Came {
@@ -35,8 +47,8 @@ enum Came {
 }
 
 impl Came {
-    /// `reported` tokens were cached of `predicted`, of which `own` were at the worker itself.
-    fn of(own: u64, predicted: u64, reported: u64, slack: u64) -> Self {
+    fn of(found: Found, slack: u64) -> Self {
+        let Found { own, predicted, reported } = found;
         if reported + slack >= predicted {
             Self::All
         } else if reported > own + slack {
@@ -105,8 +117,8 @@ impl Router {
         Some(Pull { from: Arc::clone(&setting.workers[worker_of[holder]]), tokens })
     }
 
-    /// `to` has said its first token so many milliseconds after it was asked, of which so many go without what
-    /// it fetched from `from`.
+    /// `to` has said its first token so many milliseconds after it was asked, of which so many go without
+    /// what it fetched from `from`.
     pub(super) fn pulled(
         &self,
         now: Duration,
@@ -119,14 +131,8 @@ impl Router {
 
     /// An answer has said how many of its prompt's tokens were cached, where some were to come from another
     /// worker.
-    pub(super) fn pull_ended(
-        &self,
-        now: Duration,
-        (from, to): (&Worker, &Worker),
-        (own, predicted, reported): (u64, u64, u64),
-        slack: u64,
-    ) {
-        let came = Came::of(own, predicted, reported, slack);
+    pub(super) fn pull_ended(&self, now: Duration, (from, to): (&Worker, &Worker), found: Found, slack: u64) {
+        let came = Came::of(found, slack);
         self.metrics.pulls.pulls.with_label_values(&[to.name.as_str(), came.as_str()]).inc();
         let pair = (from.id, to.id);
         if came != Came::Nothing {
@@ -158,7 +164,11 @@ mod tests {
             (320, 640, 0, Came::Nothing),
             (320, 640, 480, Came::Part),
         ] {
-            assert_eq!(Came::of(own, predicted, reported, 16), came, "{own} {predicted} {reported}");
+            assert_eq!(
+                Came::of(Found { own, predicted, reported }, 16),
+                came,
+                "{own} {predicted} {reported}"
+            );
         }
     }
 }

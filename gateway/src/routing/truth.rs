@@ -10,6 +10,7 @@ use keyway_wire::openai::Usage;
 use super::{
     Router, Ticket,
     miss::{Miss, Source, is_explained},
+    pulls::Found,
     setting::index_id,
 };
 use crate::{
@@ -67,8 +68,8 @@ impl Router {
         let predicted = pick.matched_tokens;
         if let Some(pull) = ticket.pull() {
             // What came from the other worker says nothing of what is believed of this one's cache.
-            let own = predicted.saturating_sub(pull.tokens);
-            self.pull_ended(now, (&pull.from, worker), (own, predicted, reported), block_tokens);
+            let found = Found { own: predicted.saturating_sub(pull.tokens), predicted, reported };
+            self.pull_ended(now, (&pull.from, worker), found, block_tokens);
             return None;
         }
         tracing::trace!(worker = %worker.name, predicted, reported, "cached tokens, as predicted and as reported");

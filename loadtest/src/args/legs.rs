@@ -1,12 +1,10 @@
 //! The options of `simulate` for KV that moves between workers: workers for a part of requests, and what
 //! transfers take.
 
-use std::time::Duration;
-
 use clap::{Args, ValueEnum};
-use keyway_core::{Splitting, Transfer};
+use keyway_core::Splitting;
 
-use crate::units;
+use crate::mock::args::KvArgs;
 
 /// Workers for a part of requests, and KV that moves between workers.
 #[derive(Debug, Args)]
@@ -32,20 +30,6 @@ pub struct LegArgs {
     pub itl: bool,
 }
 
-/// What moving KV takes; shared with `mock`.
-#[derive(Debug, Clone, Copy, Args)]
-pub struct KvArgs {
-    /// Gbit/s at which a worker sends KV, and receives it; several transfers share that
-    #[arg(long, value_name = "GBIT", default_value = "100", value_parser = units::positive)]
-    kv_gbit: f64,
-    /// KiB of KV for each token (128: eight billion parameters, grouped queries, 16 bits)
-    #[arg(long, value_name = "KIB", default_value = "128", value_parser = units::positive)]
-    kv_kib: f64,
-    /// Time of each transfer before its first byte
-    #[arg(long, value_name = "TIME", default_value = "36ms", value_parser = units::duration)]
-    kv_handover: Duration,
-}
-
 /// When a prompt is computed by another worker than the one that answers.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum When {
@@ -65,13 +49,5 @@ impl LegArgs {
             When::Always => Splitting::Always,
             When::Never => Splitting::Never,
         }
-    }
-}
-
-impl KvArgs {
-    /// What a transfer takes that has the network for itself.
-    pub fn transfer(&self) -> Transfer {
-        let ms_per_token = self.kv_kib * 1024.0 * 8.0 / (self.kv_gbit * 1e6);
-        Transfer { handover_ms: self.kv_handover.as_secs_f64() * 1e3, ms_per_token }
     }
 }

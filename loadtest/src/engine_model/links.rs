@@ -17,7 +17,8 @@ impl Links {
         Self { sends_until: vec![0; engines], receives_until: vec![0; engines] }
     }
 
-    /// Takes both ends for so many tokens from `at` on, behind what they have to do; when the tokens are there.
+    /// Takes both ends for so many tokens from `at` on, behind what they have to do; when the tokens are
+    /// there.
     pub fn take(&mut self, at: Nanos, (from, to): (usize, usize), tokens: u64, transfer: Transfer) -> Nanos {
         let starts = at.max(self.sends_until[from]).max(self.receives_until[to]);
         let ends = starts + nanos(tokens as f64 * transfer.ms_per_token);

@@ -1,11 +1,13 @@
 //! The options of `keyway-loadtest mock`.
 
+use std::time::Duration;
+
 use clap::{Args, ValueEnum, builder::PossibleValuesParser};
+use keyway_core::Transfer;
 use keyway_wire::kv_event::WireFormat;
 
 use super::{Fault, First, KvEvents, Names, Options};
 use crate::{
-    args::legs::KvArgs,
     engine_model::{self, PROFILES, Profile, UnknownProfile},
     limits::MOCK_WORKERS_MAX,
     units,
@@ -148,6 +150,20 @@ pub struct EngineArgs {
     pub max_running: Option<u32>,
 }
 
+/// What moving KV takes; shared with `simulate`.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct KvArgs {
+    /// Gbit/s at which a worker sends KV, and receives it; several transfers share that
+    #[arg(long, value_name = "GBIT", default_value = "100", value_parser = units::positive)]
+    kv_gbit: f64,
+    /// KiB of KV for each token (128: eight billion parameters, grouped queries, 16 bits)
+    #[arg(long, value_name = "KIB", default_value = "128", value_parser = units::positive)]
+    kv_kib: f64,
+    /// Time of each transfer before its first byte
+    #[arg(long, value_name = "TIME", default_value = "36ms", value_parser = units::duration)]
+    kv_handover: Duration,
+}
+
 /// The forms of KV events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[expect(missing_docs, reason = "the names say it; the option's help says more")]
@@ -170,6 +186,14 @@ impl EngineArgs {
         profile.token_budget = self.max_batched_tokens.unwrap_or(profile.token_budget);
         profile.running_max = self.max_running.unwrap_or(profile.running_max);
         Ok(profile)
+    }
+}
+
+impl KvArgs {
+    /// What a transfer takes that has the network for itself.
+    pub fn transfer(&self) -> Transfer {
+        let ms_per_token = self.kv_kib * 1024.0 * 8.0 / (self.kv_gbit * 1e6);
+        Transfer { handover_ms: self.kv_handover.as_secs_f64() * 1e3, ms_per_token }
     }
 }
 

@@ -1,6 +1,7 @@
-//! KV that goes from one worker of the fleet to another, as requests ask for it: in the words of vLLM's NIXL
-//! connector (`do_remote_decode`, `do_remote_prefill`) and of its tier of peers (`remote_kv_source`). It takes
-//! the time that the links need. What a prompt that was computed for another leaves stays cached as any.
+//! KV that goes from one worker of the fleet to another, as requests ask for it: in the words of vLLM's
+//! NIXL connector (`do_remote_decode`, `do_remote_prefill`) and of its tier of peers
+//! (`remote_kv_source`). It takes the time that the links need. What a prompt that was computed for
+//! another leaves stays cached as any.
 
 use std::{
     collections::HashMap,

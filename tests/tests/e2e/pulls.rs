@@ -1,5 +1,5 @@
-//! Hazard: a worker fetches what another one has cached, and the answer differs from one worker's, the prompt is
-//! computed all the same, or a worker that cannot fetch costs the client its answer.
+//! Hazard: a worker fetches what another one has cached, and the answer differs from one worker's, the
+//! prompt is computed all the same, or a worker that cannot fetch costs the client its answer.
 
 use keyway_tests::openai::{CHAT, answer, chat};
 use keyway_tests::{Call, Client, FakeWorker, Gateway, Metrics, RealWorker, eventually, post};
@@ -232,7 +232,8 @@ async fn a_refusal_of_the_request_itself_reaches_the_client() {
     assert_eq!(fleet.pulls("refused").await, 0.0);
 }
 
-/// What was to come and did not is no error of the index, and after three times in a row nothing is asked for.
+/// What was to come and did not is no error of the index, and after three times in a row nothing is asked
+/// for.
 #[tokio::test]
 async fn where_nothing_comes_nothing_is_fetched_any_more() {
     let fleet = Fleet::start(&[5710, 5711]).await;

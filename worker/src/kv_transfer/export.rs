@@ -1,6 +1,6 @@
-//! The exporter's end: listens, and gives a kept prompt's KV to the worker that names it and has the prompt, or
-//! what is cached of a prompt to the worker that has it. What was fetched is let go, and so is what was not
-//! fetched whole: the importer computes the rest.
+//! The exporter's end: listens, and gives a kept prompt's KV to the worker that names it and has the
+//! prompt, or what is cached of a prompt to the worker that has it. What was fetched is let go, and so is
+//! what was not fetched whole: the importer computes the rest.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,7 +56,7 @@ pub(crate) async fn serve(listener: TcpListener, transfers: Arc<KvTransfers>) {
 enum Wanted {
     /// What is kept for it.
     Kept(Ask),
-    /// What is cached.
+    /// What is cached of a prompt that it has.
     Cached(Find),
 }
 

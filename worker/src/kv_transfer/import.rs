@@ -1,6 +1,6 @@
-//! The importer's end: fetches the KV of a prompt before the prompt is submitted, as it was kept for it or as far
-//! as it is cached elsewhere. What came before something went wrong stays, block for block as good as computed;
-//! the rest is computed here.
+//! The importer's end: fetches the KV of a prompt before the prompt is submitted, as it was kept for it
+//! or as far as it is cached elsewhere. What came before something went wrong stays, block for block as
+//! good as computed; the rest is computed here.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -14,8 +14,9 @@
 //!         7 from     first u32
 //! ```
 //!
-//! An ask names a prompt that is kept for the importer. A find has a prompt, of which the importer takes what is
-//! cached: the offer says how many blocks these are, and `from` which of them is the first to be sent.
+//! An ask names a prompt that is kept for the importer. A find has a prompt, of which the importer takes
+//! what is cached: the offer says how many blocks these are, and `from` which of them is the first to be
+//! sent.
 //!
 //! A frame's length is checked before memory is taken for it; every tag before its frame is read.
 
@@ -41,7 +42,7 @@ const HEAD: usize = 4 + 1;
 pub(super) const BLOCK_HEAD: usize = 1 + 4 + 32;
 /// Bytes of the largest other frame but a find: an ask's two texts are the most of it.
 pub(super) const CONTROL_MAX: usize = 4 << 10;
-/// Bytes of a find.
+/// Bytes of the largest find: of its prompt, mostly.
 pub(super) const FIND_MAX: usize = CONTROL_MAX + size_of::<u32>() * KV_FIND_TOKENS_MAX;
 /// Bytes of the salt, and of each text: both ends' own words are short.
 const TEXT_MAX: usize = CONTROL_MAX / 4;

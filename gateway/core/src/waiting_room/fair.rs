@@ -8,8 +8,9 @@
 //! (`RESERVED`). The same is kept for an owner's own requests of a higher priority. In which order those of
 //! one priority begin is not decided here.
 //!
-//! Several rooms may stand before the same workers. What each has served of its owners, and which of their
-//! priorities wait, they tell each other ([`elsewhere`]), so that shares and priorities hold over all of them.
+//! Several rooms may stand before the same workers. What each has served of its owners, and which of
+//! their priorities wait, they tell each other ([`elsewhere`]), so that shares and priorities hold over
+//! all of them.
 
 pub mod elsewhere;
 

@@ -30,8 +30,8 @@ impl Attempts<'_> {
         answer.as_ref().is_ok_and(|answer| refuses(answer.status())) && self.asked.may_repeat_unbegun()
     }
 
-    /// Sends the client's own request once more. If the worker serves it, being told where to fetch was what it
-    /// refused, and it is not told that any more for a while.
+    /// Sends the client's own request once more. If the worker serves it, being told where to fetch was
+    /// what it refused, and it is not told that any more for a while.
     pub(super) async fn without_pull(
         &mut self,
         worker: &Arc<Worker>,

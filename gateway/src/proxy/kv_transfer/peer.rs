@@ -1,6 +1,6 @@
-//! The words by which a worker fetches what another one has cached of a prompt: those of vLLM's `p2p` tier (0.32:
-//! `remote_kv_source` of `kv_transfer_params`, as its `v1/kv_offload/tiering/p2p/manager.py` reads it), which
-//! `keyway-worker` knows too. Nothing is asked of the worker that has it.
+//! The words by which a worker fetches what another one has cached of a prompt: those of vLLM's `p2p`
+//! tier (0.32: `remote_kv_source` of `kv_transfer_params`, as its `v1/kv_offload/tiering/p2p/manager.py`
+//! reads it), which `keyway-worker` knows too. Nothing is asked of the worker that has it.
 
 use bytes::Bytes;
 

@@ -27,8 +27,8 @@ pub struct Line {
     /// Ids of what workers store that came there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored: Option<StoredNews>,
-    /// What owners of requests have had there, and which of their priorities wait: of those of which something
-    /// has changed, or waits.
+    /// What owners of requests have had there, and which of their priorities wait: of those of which
+    /// something has changed, or waits.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub owners: Vec<OwnerEntry>,
     /// What it has placed.

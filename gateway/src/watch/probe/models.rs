@@ -23,7 +23,7 @@ pub(super) fn read_models(body: &[u8]) -> Option<Vec<Model>> {
         parent: Option<String>,
         /// vLLM, SGLang and keyway-worker.
         max_model_len: Option<serde_json::Value>,
-        /// keyway-worker.
+        /// keyway-worker, which may give others its KV.
         kv_source_port: Option<serde_json::Value>,
     }
     let object = || serde_json::from_slice(body).map(|Object { data }| data);

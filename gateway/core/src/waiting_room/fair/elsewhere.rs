@@ -1,13 +1,15 @@
 //! Several rooms before the same workers: what each tells the others of its owners, and what that changes.
 //!
-//! A room tells what it has served of each owner, since it began and for its weight; others add what is new of
-//! that to what they have served themselves. So whoever has had less goes first in every room, and workers
-//! are kept for it by the rooms where it does not wait. And a room tells which priorities wait; lower ones
-//! elsewhere then leave workers to them. All of it is as old as a word takes, and ends with the words.
+//! A room tells what it has served of each owner, since it began and for its weight; others add what is
+//! new of that to what they have served themselves. So whoever has had less goes first in every room, and
+//! workers are kept for it by the rooms where it does not wait. And a room tells which priorities wait;
+//! lower ones elsewhere then leave workers to them. All of it is as old as a word takes, and ends with
+//! the words.
 
 use std::time::Duration;
 
 use super::{Account, Fair, Share, is_about};
+use crate::waiting_room::WaitingRoom;
 
 /// How long a priority is taken to wait after it was said: some words' time, of which one may be late.
 const WAITS_FOR: Duration = Duration::from_millis(250);
@@ -72,5 +74,18 @@ impl Fair {
     pub(super) fn yields_elsewhere(&self, share: &Share, now: Duration) -> bool {
         let higher = share.priority.checked_add(1).map(|next| self.waits_elsewhere.range(next..));
         higher.into_iter().flatten().any(|(_, heard)| now.saturating_sub(*heard) <= WAITS_FOR)
+    }
+}
+
+impl<R> WaitingRoom<R> {
+    /// What other rooms before the same workers are to be told of the owners here.
+    pub fn words(&self, now: Duration) -> Vec<OwnerWord> {
+        self.fair.words(self.waiting.iter().map(|entry| entry.share), now)
+    }
+
+    /// Another room has said this of an owner; `more`: tokens that it has served of it since its last word.
+    pub fn hear(&mut self, now: Duration, word: &OwnerWord, more: f64) {
+        let credit = self.outflow.credit();
+        self.fair.hear(word, more, self.waiting.iter().map(|entry| entry.share), (now, credit));
     }
 }
