@@ -55,17 +55,8 @@ impl Router {
         let (worker, by_tokens) = (ticket.worker(), request.tokens.is_some());
         let residency = &worker.residency;
         let reported = self.reported(request, pick, usage, worker)?;
-        let block_tokens = if by_tokens {
-            u64::from(residency.block_size())
-        } else {
-            // Text is cut elsewhere than tokens, one block of either more or less, and how many tokens it has
-            // is an estimate.
-            let estimate = pick.matched_tokens.max(reported) / ESTIMATED_WITHIN;
-            let own = u64::from(residency.block_size());
-            let of_text = self.block_tokens(request, worker).ceil() as u64;
-            estimate.max(own + own.max(of_text))
-        };
         let predicted = pick.matched_tokens;
+        let block_tokens = self.slack(request, predicted.max(reported), worker);
         if let Some(pull) = ticket.pull() {
             // What came from the other worker says nothing of what is believed of this one's cache.
             let found = Found { own: predicted.saturating_sub(pull.tokens), predicted, reported };
@@ -117,6 +108,18 @@ impl Router {
             warn_of_drift(request, usage, worker, &facts, miss);
         }
         miss
+    }
+
+    /// Tokens that a prediction may be off by, where so many were found or foretold.
+    fn slack(&self, request: &RequestInfo, tokens: u64, worker: &Worker) -> u64 {
+        let own = u64::from(worker.residency.block_size());
+        if request.tokens.is_some() {
+            return own;
+        }
+        // Text is cut elsewhere than tokens, one block of either more or less, and how many tokens it has is an
+        // estimate.
+        let of_text = self.block_tokens(request, worker).ceil() as u64;
+        (tokens / ESTIMATED_WITHIN).max(own + own.max(of_text))
     }
 
     /// The cached tokens that an answer tells of, if that says whether its prediction was right.

@@ -154,14 +154,14 @@ pub struct EngineArgs {
 #[derive(Debug, Clone, Copy, Args)]
 pub struct KvArgs {
     /// Gbit/s at which a worker sends KV, and receives it; several transfers share that
-    #[arg(long, value_name = "GBIT", default_value = "100", value_parser = units::positive)]
-    kv_gbit: f64,
+    #[arg(long = "kv-gbit", value_name = "GBIT", default_value = "100", value_parser = units::positive)]
+    gbit: f64,
     /// KiB of KV for each token (128: eight billion parameters, grouped queries, 16 bits)
-    #[arg(long, value_name = "KIB", default_value = "128", value_parser = units::positive)]
-    kv_kib: f64,
+    #[arg(long = "kv-kib", value_name = "KIB", default_value = "128", value_parser = units::positive)]
+    kib: f64,
     /// Time of each transfer before its first byte
-    #[arg(long, value_name = "TIME", default_value = "36ms", value_parser = units::duration)]
-    kv_handover: Duration,
+    #[arg(long = "kv-handover", value_name = "TIME", default_value = "36ms", value_parser = units::duration)]
+    handover: Duration,
 }
 
 /// The forms of KV events.
@@ -192,8 +192,8 @@ impl EngineArgs {
 impl KvArgs {
     /// What a transfer takes that has the network for itself.
     pub fn transfer(&self) -> Transfer {
-        let ms_per_token = self.kv_kib * 1024.0 * 8.0 / (self.kv_gbit * 1e6);
-        Transfer { handover_ms: self.kv_handover.as_secs_f64() * 1e3, ms_per_token }
+        let ms_per_token = self.kib * 1024.0 * 8.0 / (self.gbit * 1e6);
+        Transfer { handover_ms: self.handover.as_secs_f64() * 1e3, ms_per_token }
     }
 }
 

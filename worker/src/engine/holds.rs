@@ -91,7 +91,7 @@ impl Imported {
     }
 
     /// The rest was cached elsewhere.
-    pub(crate) fn from_cache(self) -> Self {
+    pub(crate) fn cached_there(self) -> Self {
         Self { was_cached: true, ..self }
     }
 }

@@ -47,7 +47,7 @@ impl KvTransfers {
         let began = Instant::now();
         let (imported, done) = self.try_pull(peer, prompt, salt).await;
         self.note(began, done, peer);
-        imported.map(Imported::from_cache)
+        imported.map(Imported::cached_there)
     }
 
     fn note(&self, began: Instant, done: Result<(), Fault>, peer: &Peer) {

@@ -99,11 +99,7 @@ impl Search {
                     }
                 }
             } else {
-                let mut body = self.body.clone();
-                if let Some(pull) = &choice.pull {
-                    self.asked.asks_to_pull(&mut body, pull);
-                }
-                let outgoing = self.asked.outgoing(body, &worker);
+                let outgoing = self.asked.outgoing(self.body_for(&choice), &worker);
                 let sending = pin!(upstream.send(worker.origin(), outgoing));
                 silence::unless_lost(router, &worker, choice.ticket.sent(), sending).await
             };
@@ -132,6 +128,15 @@ impl Search {
             }
             self.demand = choice.ticket.give_back();
         }
+    }
+
+    /// What the worker is sent: with where it fetches the prompt, if it does.
+    fn body_for(&self, choice: &Choice) -> Bytes {
+        let mut body = self.body.clone();
+        if let Some(pull) = &choice.pull {
+            self.asked.asks_to_pull(&mut body, pull);
+        }
+        body
     }
 
     /// To a worker that can compute no prompt, while another one does. An error where none is there for that,

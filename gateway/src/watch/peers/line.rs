@@ -78,15 +78,11 @@ pub struct OwnerEntry {
     /// Tokens for its weight, since the gateway's start.
     pub had: f64,
     /// The highest priority of its requests of late.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default)]
     pub priority: i32,
     /// The highest priority of those that wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<i32>,
-}
-
-fn is_zero(priority: &i32) -> bool {
-    *priority == 0
 }
 
 impl From<OwnerWord> for OwnerEntry {
