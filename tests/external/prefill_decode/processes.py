@@ -18,8 +18,8 @@ SIMULATED = ["--spread-bursts", *ENGINE, "--index-block-tokens", BLOCK_TOKENS, "
 SCENARIOS = {
     "alone": (0, 'pull = "never"', []),
     "pull": (0, 'pull = "auto"', ["--pull"]),
-    "split": (5, 'split = "auto"', ["--prefill", "5"]),
-    "always": (5, 'split = "always"', ["--prefill", "5", "--split", "always"]),
+    "split": (5, 'split = "auto"\npull = "never"', ["--prefill", "5"]),
+    "always": (5, 'split = "always"\npull = "never"', ["--prefill", "5", "--split", "always"]),
 }
 
 
