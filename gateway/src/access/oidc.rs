@@ -106,7 +106,6 @@ impl Oidc {
     pub fn judge(&self, token: &[u8], hash: &[u8; 32]) -> Result<Holder, Error> {
         let now = clock::unix_seconds() as u64;
         if let Some(holder) = self.known.lock().get(hash, now) {
-            self.counted.judged("good");
             return Ok(holder);
         }
         let fetched = self.keys.read();
@@ -114,7 +113,6 @@ impl Oidc {
             Ok(holder) => {
                 // While these are the keys: what others have signed was forgotten with them.
                 self.known.lock().add(*hash, holder.clone());
-                self.counted.judged("good");
                 Ok(holder)
             }
             Err(fault) => {
@@ -126,6 +124,11 @@ impl Oidc {
                 self.refused(fault)
             }
         }
+    }
+
+    /// A good token has a tenant: only then is it counted as good, so that each is counted once.
+    pub fn admits(&self) {
+        self.counted.judged("good");
     }
 
     /// The tenant of a good token that names none.

@@ -270,6 +270,7 @@ impl Tenants {
             // One that was configured and is not in the file any more has no place for its tokens.
             None => current.by_name.get(oidc.tenant_of_others()?).ok_or(Error::BadKey)?,
         };
+        oidc.admits();
         Ok((Arc::clone(tenant), holder.key))
     }
 

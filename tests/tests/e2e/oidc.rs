@@ -85,6 +85,9 @@ async fn a_good_token_is_its_tenant_s_and_a_bad_one_nobody_s() {
     let of =
         |tenant| metrics.sum("keyway_tenant_requests_total", &[("tenant", tenant), ("outcome", "admitted")]);
     assert_eq!((of("analysts"), of("guests")), (2.0 * 12.0 + 1.0, 0.0));
+    let judged = |outcome: &[(&str, &str)]| metrics.sum("keyway_oidc_tokens_total", outcome) as usize;
+    let all = worker.request_count() - 1 + made["bad"].as_object().unwrap().len();
+    assert_eq!((judged(&[("outcome", "good")]), judged(&[])), (24, all), "each is counted once");
     for outcome in ["expired", "audience", "issuer", "no_tenant", "signature", "algorithm", "malformed"] {
         assert!(metrics.sum("keyway_oidc_tokens_total", &[("outcome", outcome)]) > 0.0, "{outcome}");
     }

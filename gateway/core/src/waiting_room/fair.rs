@@ -310,4 +310,4 @@ impl Outflow {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

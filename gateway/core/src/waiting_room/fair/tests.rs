@@ -239,7 +239,7 @@ fn run(
     (ttft.collect(), floor.refused)
 }
 
-fn uniform(seed: u64) -> impl FnMut() -> f64 {
+pub(in crate::waiting_room) fn uniform(seed: u64) -> impl FnMut() -> f64 {
     // xorshift64*: uniform in [0, 1), the same on every machine.
     let mut x = seed;
     move || {

@@ -2,23 +2,13 @@
 //! workers can do.
 
 use super::*;
+use crate::waiting_room::fair::tests::uniform;
 
 const WORKERS: usize = 4;
 /// Blocks of a prompt, which take a worker 1.024 s.
 const BLOCKS: u64 = 10;
 const PROMPTS: usize = 1_500;
 const SEEDS: u64 = 3;
-
-fn uniform(seed: u64) -> impl FnMut() -> f64 {
-    let mut x = seed;
-    move || {
-        // xorshift64*: uniform in [0, 1), the same on every machine.
-        x ^= x >> 12;
-        x ^= x << 25;
-        x ^= x >> 27;
-        (x.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11) as f64 / (1_u64 << 53) as f64
-    }
-}
 
 /// Prompts of one length, which come as Poisson's do at this share of what the workers can do.
 fn prompts(load: f64, seed: u64) -> Vec<Prompt> {
