@@ -110,6 +110,8 @@ pub struct Setting {
     pub owner: Option<WorkerId>,
     /// Whether a worker may fetch what another one has cached of the prompt.
     pub(super) may_pull: bool,
+    /// Prompt tokens that a worker computes in a second of which that is not known; `None`: a guess.
+    unknown_rate: Option<f64>,
     leg: Leg,
 }
 
@@ -190,7 +192,7 @@ impl Setting {
     /// better than none.
     pub(super) fn candidates(&self, now: Duration, others_wait: bool) -> Vec<Candidate> {
         // An operator's own weight says more than a fit; where there is none, the fit among those without.
-        let fitted = |worker: &Arc<Worker>| worker.rate.lock().tokens_per_second();
+        let fitted = |worker: &Arc<Worker>| worker.rate.lock().tokens_per_second().or(self.unknown_rate);
         let fits: Few<Option<f64>> = self.workers.iter().map(fitted).collect();
         let workers = || self.workers.iter().zip(&fits);
         let unweighted = workers().filter(|(worker, _)| worker.weight == 1.0);
@@ -321,6 +323,7 @@ impl Router {
                     kind: request.kind,
                     owner: request.owner,
                     may_pull: self.may_pull(request, leg),
+                    unknown_rate: self.unknown_rate(request, leg),
                     leg,
                 }
             }
@@ -369,6 +372,24 @@ impl Router {
         context.is_some_and(|context| context > 0 && tokens > sure * context)
     }
 
+    /// What a worker for answers is taken to compute of prompts, if it has hardly had any: as much as those
+    /// that are for prompts do on the mean. A guess instead made computing here look many times too slow.
+    fn unknown_rate(&self, request: &RequestInfo, leg: Leg) -> Option<f64> {
+        if !request.may_move_kv || leg == Leg::Prefill {
+            return None;
+        }
+        let (mut sum, mut count) = (0.0, 0_u32);
+        for worker in self.fleet.all().iter().filter(|worker| worker.role() == Role::Prefill) {
+            if worker.may_serve(request.model.as_deref())
+                && let Some(rate) = worker.rate.lock().tokens_per_second()
+            {
+                sum += rate;
+                count += 1;
+            }
+        }
+        (count > 0).then(|| sum / f64::from(count))
+    }
+
     /// Whether there is a worker for a request that was not `tried` yet.
     pub fn has_another(&self, request: &RequestInfo, tried: &[WorkerId]) -> bool {
         self.has_for(request, tried, Leg::Answer)
@@ -415,6 +436,7 @@ impl Router {
             kind: request.kind,
             owner: request.owner,
             may_pull: self.may_pull(request, leg),
+            unknown_rate: self.unknown_rate(request, leg),
             leg,
         }
     }

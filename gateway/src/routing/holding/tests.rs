@@ -156,3 +156,31 @@ async fn a_conversation_stays_where_it_is_when_its_first_picture_comes() {
         assert_eq!(stayed == 20, known, "{stayed} of 20");
     }
 }
+
+/// A worker for answers has computed nothing yet: it is taken to be as fast as those for prompts, not as an
+/// unknown one.
+#[test]
+fn a_worker_for_answers_is_priced_by_those_for_prompts_until_it_has_computed_some() {
+    let configs = ["http://a:1;role=prefill", "http://b:1;role=decode", "http://c:1;role=decode"];
+    let configs: Vec<_> = configs.iter().map(|url| url.parse().unwrap()).collect();
+    let fleet = Arc::new(Fleet::new(&configs, Duration::ZERO, &Ejections::new(Clock::start(), None)));
+    fleet.all().iter().for_each(|worker| worker.with_health(|health| health.on_probe(true, Duration::ZERO)));
+    let metrics = Arc::new(Metrics::new().unwrap());
+    let router = Router::new(fleet, metrics, Clock::start(), Policy::Prefix, keyer(), 1 << 20);
+    let at = |name: &str| Arc::clone(router.fleet().all().iter().find(|worker| worker.name == name).unwrap());
+    let learn = |name: &str, per_s: f64| {
+        (0..40).for_each(|_| at(name).rate.lock().observe(6_000, 6_000.0 / per_s));
+    };
+    let priced = |may_move_kv: bool| {
+        let request = RequestInfo { may_move_kv, ..request("word ") };
+        let setting = router.setting(&request, &[]).unwrap();
+        let candidates = setting.candidates(Duration::from_secs(1), false);
+        let mut rates: Vec<f64> = candidates.iter().map(|one| one.tokens_per_ms.round()).collect();
+        rates.sort_by(f64::total_cmp);
+        rates
+    };
+    assert_eq!(priced(true), [8.0, 8.0], "nothing is known of any");
+    learn("a:1", 60_000.0);
+    assert_eq!(priced(true), [60.0, 60.0]);
+    assert_eq!(priced(false), [8.0, 8.0], "there it is compared with none of them");
+}
