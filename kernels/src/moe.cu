@@ -138,6 +138,13 @@ struct RouterSums {
     const uint16_t* bias;
 };
 
+// Code for Blackwell has no registers for 8 in a block of 32 warps.
+#if __CUDA_ARCH__ >= 1000
+constexpr int SUMS_AT_ONCE = 4;
+#else
+constexpr int SUMS_AT_ONCE = 8;
+#endif
+
 // Adds up this lane's logits, AT_ONCE at a time: what is read of up to 4 splits of these is asked for before
 // any is added.
 template <int AT_ONCE>
@@ -180,7 +187,7 @@ __device__ __forceinline__ uint32_t choose_token(const Router& router, const Rou
     const Choice<HELD> choice{router, row, row + router.experts, picks, threadIdx.x % LANES};
     if (bias != nullptr) choice.fetch(bias, choice.ranks);
     async_copy_commit();
-    add_splits<(HELD < 8 ? HELD : 8)>(from, router.experts, choice.lane, row);
+    add_splits<(HELD < SUMS_AT_ONCE ? HELD : SUMS_AT_ONCE)>(from, router.experts, choice.lane, row);
     async_copy_wait<0>();
     if (kv_slot != NO_SLOT) return choice.choose(bias, weights);
     choice.choose_nobody(weights);

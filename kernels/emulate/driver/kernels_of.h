@@ -11,8 +11,8 @@ namespace driver {
 
 constexpr uint32_t FATBIN_MAGIC = 0xba55ed50;
 constexpr uint16_t PTX = 1, MACHINE_CODE = 2;
-// Of machine code for one architecture's own features, such as sm_90a.
-constexpr uint64_t EXACT = 0x100000;
+// Of code for one architecture's own features, such as sm_90a, or for those of its family, such as sm_100f.
+constexpr uint64_t EXACT = 0x100000, FAMILY = 0x200000;
 
 template <class T>
 T field(const unsigned char* at) {
@@ -25,18 +25,26 @@ inline size_t fatbin_bytes(const unsigned char* image) {
     return field<uint32_t>(image) == FATBIN_MAGIC ? field<uint16_t>(image + 6) + field<uint64_t>(image + 8) : 0;
 }
 
-inline bool suits(const unsigned char* image, unsigned capability) {
+// What a device runs of a fatbin: machine code for itself alone, else the newest for an older minor version of
+// its major one, else the newest PTX that is not newer than it, which the driver compiles first.
+inline Code code_for(const unsigned char* image, unsigned capability) {
     const unsigned char* end = image + fatbin_bytes(image);
+    Code best;
     for (const unsigned char* at = image + field<uint16_t>(image + 6); at < end;) {
         auto kind = field<uint16_t>(at);
         auto architecture = field<uint32_t>(at + 28);
-        bool is_exact = field<uint64_t>(at + 40) & EXACT;
-        bool is_near = architecture / 10 == capability / 10 && architecture <= capability;
-        if (kind == PTX && architecture <= capability && !is_exact) return true;
-        if (kind == MACHINE_CODE && is_near && (!is_exact || architecture == capability)) return true;
+        auto flags = field<uint64_t>(at + 40);
         at += field<uint32_t>(at + 4) + field<uint64_t>(at + 8);
+        Code code{true, kind == MACHINE_CODE, (flags & EXACT) != 0, architecture};
+        bool is_bound = kind == MACHINE_CODE || flags & FAMILY;
+        if (architecture > capability || (code.is_exact && architecture != capability)) continue;
+        if (is_bound && architecture / 10 != capability / 10) continue;
+        auto rank = [](const Code& code) {
+            return std::make_tuple(code.is_there, code.is_machine, code.is_exact, code.architecture);
+        };
+        if (rank(code) > rank(best)) best = code;
     }
-    return false;
+    return best;
 }
 
 // === which kernels a fatbin holds; their names in it are compressed ===
@@ -95,15 +103,16 @@ inline Result load(const Call& call, Module** module, const void* image) {
     for (auto& [name, file] : fatbins())
         if (file.size() == size && std::memcmp(file.data(), bytes, size) == 0) found = name;
     if (found.empty()) return call.refuse(INVALID_IMAGE, "a fatbin that is not in " FATBINS);
-    if (!suits(bytes, state.settings.capability))
-        return call.refuse(NO_BINARY_FOR_GPU, found + " has no code for this device");
+    Code code = code_for(bytes, state.settings.capability);
+    if (!code.is_there) return call.refuse(NO_BINARY_FOR_GPU, found + " has no code for this device");
+    state.note("CODE " + found + " " + code.name());
     auto loaded = std::make_unique<Module>();
     loaded->name = found;
     for (auto& [name, kernel] : kernels) {
         std::string holder = module_of(name);
         if (!holder.empty() && holder != found) continue;
         Function& function = loaded->functions[name];
-        function.name = name, function.kernel = &kernel;
+        function.name = name, function.kernel = &kernel, function.code = code;
         state.functions.insert(&function);
     }
     *module = loaded.release();

@@ -275,8 +275,7 @@ API cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** para
         const LaunchAttribute& attribute = config->attributes[i];
         if (attribute.id != ATTRIBUTE_PROGRAMMATIC_SERIALIZATION)
             return call.refuse(INVALID_VALUE, "launch attribute " + std::to_string(attribute.id));
-        // Kernels wait for earlier launches themselves in code for Hopper alone.
-        if (attribute.value != 0 && state.settings.capability != 90)
+        if (attribute.value != 0 && state.functions.count(function) && !function->code.waits())
             return call.refuse(INVALID_VALUE, function->name + " would not wait for earlier launches");
     }
     const LaunchConfig& by = *config;

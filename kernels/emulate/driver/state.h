@@ -84,7 +84,7 @@ inline uint64_t number_of(const char* name, uint64_t otherwise) {
 }
 
 struct Settings {
-    // 75, 80, 86, 89, 90, 100, 120.
+    // 75, 80, 86, 89, 90, 100, 103, 110, 120, 121.
     unsigned capability = number_of("STAND_IN_CAPABILITY", 90);
     unsigned devices = number_of("STAND_IN_DEVICES", 1);
     int version = number_of("STAND_IN_DRIVER_VERSION", 13000);
@@ -105,7 +105,7 @@ struct Settings {
         switch (capability) {
             case 75: return 64 << 10;
             case 80: return 163 << 10;
-            case 86: case 89: case 120: return 99 << 10;
+            case 86: case 89: case 120: case 121: return 99 << 10;
             default: return 227 << 10;
         }
     }
@@ -159,9 +159,22 @@ struct Memory {
     int file = -1;
 };
 
+// Code of a fatbin.
+struct Code {
+    bool is_there = false, is_machine = false, is_exact = false;
+    unsigned architecture = 0;
+
+    std::string name() const {
+        return (is_machine ? "sm_" : "compute_") + std::to_string(architecture) + (is_exact ? "a" : "");
+    }
+    // Whether its kernels wait for earlier launches themselves (`platform.cuh`): PTX for 8.0 has no word for it.
+    bool waits() const { return architecture >= 90; }
+};
+
 struct Function {
     std::string name;
     const Kernel* kernel;
+    Code code;
     int shared_bytes = 48 << 10;
 };
 

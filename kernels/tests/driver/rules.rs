@@ -6,11 +6,16 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use keyway_kernels::cuda::gpu::Gpu;
 use keyway_kernels::cuda::{Argument, Device, DeviceError, Launch, Slice};
 
-use crate::stand_in::StandIn;
+use crate::stand_in::{Report, StandIn};
 
-/// Runs an inner test of this module; what it took note of that broke a rule.
+/// Runs an inner test of this module; what the driver took note of.
+fn report_of(name: &str, settings: &[(&str, &str)]) -> Option<Report> {
+    Some(StandIn::new()?.run_test(&format!("rules::{name}"), settings))
+}
+
+/// The same, of what broke a rule.
 fn inside(name: &str, settings: &[(&str, &str)]) -> Option<Vec<String>> {
-    Some(StandIn::new()?.run_test(&format!("rules::{name}"), settings).refused)
+    Some(report_of(name, settings)?.refused)
 }
 
 macro_rules! inner_tests {
@@ -22,7 +27,7 @@ macro_rules! inner_tests {
         })*
     };
 }
-inner_tests!(launches, captures, gone_memory, refused, modules_fail, launches_fail);
+inner_tests!(loads, launches, captures, gone_memory, refused, modules_fail, launches_fail);
 
 #[test]
 fn a_launch_gets_what_the_device_has_and_its_own_error() {
@@ -35,6 +40,28 @@ fn a_launch_gets_what_the_device_has_and_its_own_error() {
     for capability in ["86", "89", "120"] {
         let Some(refused) = inside("launches", &[("CAPABILITY", capability)]) else { return };
         assert_eq!(refused.len(), 2, "{refused:?}");
+    }
+}
+
+/// Code that a driver has to compile first takes a minute, each time that a container starts.
+#[test]
+fn devices_up_to_blackwell_find_machine_code() {
+    for (capability, expected) in [
+        ("80", "sm_80"),
+        ("86", "sm_80"),
+        ("89", "sm_80"),
+        ("90", "sm_90a"),
+        ("100", "sm_100"),
+        ("103", "sm_100"),
+        ("110", "compute_80"),
+        ("120", "sm_120"),
+        ("121", "sm_120"),
+    ] {
+        let Some(report) = report_of("loads", &[("CAPABILITY", capability)]) else { return };
+        assert!(report.refused.is_empty(), "{capability}: {:?}", report.refused);
+        let fatbins = if expected == "sm_90a" { 15 } else { 12 };
+        assert_eq!(report.code.len(), fatbins, "{capability}: {:?}", report.code);
+        assert!(report.code.iter().all(|(_, code)| code == expected), "{capability}: {:?}", report.code);
     }
 }
 
@@ -90,6 +117,10 @@ fn silu_mul(gpu: &mut dyn Device) -> Result<(Launch, Slice<u8>), DeviceError> {
 
 mod inner {
     use super::*;
+
+    pub(super) fn loads() {
+        Gpu::new(0).unwrap().load_all().unwrap();
+    }
 
     pub(super) fn launches() {
         let mut gpu = Gpu::new(0).unwrap();

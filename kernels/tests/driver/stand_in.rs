@@ -17,6 +17,9 @@ pub(crate) struct Report {
     pub(crate) kernels: u64,
     /// Graphs that were launched.
     pub(crate) replays: u64,
+    /// Of each fatbin that was loaded, which code the device runs.
+    #[allow(dead_code, reason = "the worker's tests ask what it computes")]
+    pub(crate) code: Vec<(String, String)>,
 }
 
 /// A driver for processes that are started by a test.
@@ -56,6 +59,10 @@ impl StandIn {
         for line in fs::read_to_string(&self.report).unwrap_or_default().lines() {
             match line.split_once(' ') {
                 Some(("REFUSED", what)) => report.refused.push(what.to_owned()),
+                Some(("CODE", what)) => {
+                    let (fatbin, code) = what.split_once(' ').unwrap_or((what, ""));
+                    report.code.push((fatbin.to_owned(), code.to_owned()));
+                }
                 Some(("DONE", counts)) => {
                     let count = |name: &str| {
                         let value = counts.split(' ').find_map(|word| word.strip_prefix(name));

@@ -145,9 +145,10 @@ fn prepare(function: sys::CUfunction, most: i32) -> Result<(String, Kernel), res
             .result()?;
         CStr::from_ptr(name).to_string_lossy().into_owned()
     };
-    let shared = most - own;
     let dynamic = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     // SAFETY: the same.
-    unsafe { sys::cuFuncSetAttribute(function, dynamic, shared) }.result()?;
+    let allow = |bytes| unsafe { sys::cuFuncSetAttribute(function, dynamic, bytes) }.result();
+    // Code from 9.0 on counts as its own a kilobyte that the system takes beside what blocks may ask for.
+    let shared = allow(most).map(|()| most).or_else(|_| allow(most - own).map(|()| most - own))?;
     Ok((name, Kernel { function, shared_bytes: shared.max(0) as u32 }))
 }
