@@ -1,0 +1,152 @@
+//! What steps of `peer.cuh` do, read from its lines. A line that is not known here is an error: what it means
+//! for the exchange has to be thought about, and said here.
+
+/// What ends a step, or tells of a fault, in the order of the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Op {
+    /// All that this block wrote reaches other ranks before what follows; of steps that send alone or of all.
+    Fence { of_senders: bool },
+    /// The block is counted; all but the last go no further.
+    Count,
+    /// What follows up to the end of the braces is left out if the group has failed.
+    UnlessFailed,
+    /// Each rank is told that the round's message is there.
+    Flags,
+    /// The blocks that are counted begin anew.
+    Zero,
+    /// The step's next round is the one after.
+    Advance,
+    /// Each rank is told of a fault's round.
+    TellRound,
+    /// Each rank is told whose fault it is.
+    TellFault,
+}
+
+#[derive(Debug)]
+pub(crate) struct Program {
+    /// `Peer::end`.
+    pub(crate) end: Vec<Op>,
+    /// `Peer::accuse`.
+    pub(crate) accuse: Vec<Op>,
+}
+
+const TO_ALL: &str = "for (uint32_t to = 0; to < layout.ranks; ++to)";
+
+/// Lines of `end` and `accuse`; those without an operation do not matter to other ranks.
+fn known(line: &str) -> Option<Option<Op>> {
+    if let Some(told) = line.strip_prefix(TO_ALL) {
+        return Some(Some(match told.trim() {
+            "store_relaxed(flag(to, phase, round, rank), round);" => Op::Flags,
+            "store_relaxed(control(to) + 1, round);" => Op::TellRound,
+            "store_relaxed(control(to), fault);" => Op::TellFault,
+            _ => return None,
+        }));
+    }
+    Some(match line {
+        "fence_system();" => Some(Op::Fence { of_senders: false }),
+        "if (SENDS) fence_system();" => Some(Op::Fence { of_senders: true }),
+        "if (atomic_add(&state->done[step], 1u) + 1 < blocks) return;" => Some(Op::Count),
+        "if (SENDS && !has_failed()) {" | "if (has_failed()) return;" => Some(Op::UnlessFailed),
+        "state->done[step] = 0;" => Some(Op::Zero),
+        "state->rounds[step] = following(round);" => Some(Op::Advance),
+        // The fence of one thread is the block's, since all have come to a barrier before.
+        "sync_block();"
+        | "if (threadIdx.x != 0) return;"
+        | "const uint32_t round = state->rounds[step];"
+        | "}"
+        | "if (step == DISPATCH_RECEIVE) ends(TO_EXPERTS);"
+        | "if (step == COMBINE_RECEIVE) ends(BACK);"
+        | "#pragma unroll 1"
+        | "const uint32_t fault = cause << 8 | phase << 16 | whom;"
+        | "state->fault_round = round;"
+        | "state->fault = fault;" => None,
+        _ => return None,
+    })
+}
+
+/// Lines of functions whose effect is `group.rs`'s own: what a step may begin with, and how it waits.
+const AS_THEY_ARE: [(&str, &[&str]); 4] = [
+    (
+        "bool is_in_turn() const",
+        &[
+            "const uint32_t next = state->rounds[DISPATCH_SEND], unfinished = state->rounds[COMBINE_RECEIVE];",
+            "return next == unfinished || next == following(unfinished);",
+        ],
+    ),
+    (
+        "bool has_failed() const",
+        &[
+            "const uint32_t* told = control(rank);",
+            "const uint32_t fault = load_acquire(told);",
+            "if (fault == 0) return false;",
+            "state->fault_round = told[1];",
+            "state->fault = fault;",
+            "return true;",
+        ],
+    ),
+    (
+        "bool may_begin() const",
+        &[
+            "if (threadIdx.x == 0) shared_words()[STOPS] = has_failed();",
+            "sync_block();",
+            "return shared_words()[STOPS] == 0;",
+        ],
+    ),
+    (
+        "bool are_all_here(Phase phase, uint32_t round) const",
+        &[
+            "if (threadIdx.x < LANES) {",
+            "bool here = true, told = false;",
+            "if (threadIdx.x < layout.ranks) {",
+            "const uint32_t* own = flag(rank, phase, round, threadIdx.x);",
+            "const uint32_t* fault = control(rank);",
+            "here = load_acquire(own) == round;",
+            "const uint64_t start = here ? 0 : nanoseconds();",
+            "while (!here && !told && nanoseconds() - start < uint64_t(deadline_us) * 1000) {",
+            "here = load_acquire(own) == round;",
+            "told = load_acquire(fault) != 0;",
+            "}",
+            "}",
+            "const uint32_t missing = lanes_where(!here);",
+            "if (threadIdx.x == 0) {",
+            "if (missing != 0) accuse(count_bits((missing & -missing) - 1), phase, round, DEADLINE);",
+            "shared_words()[STOPS] = missing != 0;",
+            "}",
+            "}",
+            "sync_block();",
+            "return shared_words()[STOPS] == 0;",
+        ],
+    ),
+];
+
+/// The lines of a function, without comments.
+fn lines_of<'a>(source: &'a str, head: &str) -> Vec<&'a str> {
+    let (_, rest) = source.split_once(head).unwrap_or_else(|| panic!("{head} is gone"));
+    let mut depth = 1;
+    let inside = |line: &&str| {
+        depth += line.matches('{').count();
+        depth -= line.matches('}').count();
+        depth > 0
+    };
+    let lines = rest.lines().skip(1).map(str::trim).take_while(inside);
+    lines.filter(|line| !line.is_empty() && !line.starts_with("//")).collect()
+}
+
+fn ops(source: &str, head: &str) -> Vec<Op> {
+    let op =
+        |line: &str| known(line).unwrap_or_else(|| panic!("`{head}` has a line that is not known: {line}"));
+    lines_of(source, head).into_iter().filter_map(op).collect()
+}
+
+impl Program {
+    pub(crate) fn read(source: &str) -> Self {
+        for (head, lines) in AS_THEY_ARE {
+            assert_eq!(lines_of(source, head), lines, "`{head}` is another");
+        }
+        let head = "void accuse(uint32_t whom, Phase phase, uint32_t round, Cause cause) const";
+        Self {
+            end: ops(source, "void end(Step step, Phase phase, uint32_t blocks) const"),
+            accuse: ops(source, head),
+        }
+    }
+}
