@@ -1,5 +1,6 @@
-//! A group of ranks and all states that it can come to. A rank's launches follow each other; the blocks of one
-//! run at once. What a block writes waits until it reaches a mailbox; of one place the older write comes first.
+//! A group of ranks and all states that it can come to. A rank's launches follow each other; the blocks of
+//! one run at once. What a block writes waits until it reaches a mailbox; of one place the older write comes
+//! first.
 
 use std::collections::HashSet;
 use std::hash::{Hash as _, Hasher as _};
@@ -267,8 +268,8 @@ impl Group {
         moves
     }
 
-    /// A move that changes nothing which another rank, or another block, could see or hinder: no order of it and
-    /// theirs matters, so that it may as well come first.
+    /// A move that changes nothing which another rank, or another block, could see or hinder: no order of it
+    /// and theirs matters, so that it may as well come first.
     fn only_own(&self, search: &Search<'_>) -> Option<Move> {
         let may_fail = search.stops;
         for (number, rank) in self.ranks.iter().enumerate().filter(|(_, rank)| !rank.has_stopped) {

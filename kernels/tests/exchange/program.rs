@@ -20,6 +20,8 @@ pub(crate) enum Op {
     TellRound,
     /// Each rank is told whose fault it is.
     TellFault,
+    /// What other ranks do not see.
+    Nothing,
 }
 
 #[derive(Debug)]
@@ -32,23 +34,23 @@ pub(crate) struct Program {
 
 const TO_ALL: &str = "for (uint32_t to = 0; to < layout.ranks; ++to)";
 
-/// Lines of `end` and `accuse`; those without an operation do not matter to other ranks.
-fn known(line: &str) -> Option<Option<Op>> {
+/// What a line of `end` or `accuse` does.
+fn known(line: &str) -> Option<Op> {
     if let Some(told) = line.strip_prefix(TO_ALL) {
-        return Some(Some(match told.trim() {
-            "store_relaxed(flag(to, phase, round, rank), round);" => Op::Flags,
-            "store_relaxed(control(to) + 1, round);" => Op::TellRound,
-            "store_relaxed(control(to), fault);" => Op::TellFault,
-            _ => return None,
-        }));
+        return match told.trim() {
+            "store_relaxed(flag(to, phase, round, rank), round);" => Some(Op::Flags),
+            "store_relaxed(control(to) + 1, round);" => Some(Op::TellRound),
+            "store_relaxed(control(to), fault);" => Some(Op::TellFault),
+            _ => None,
+        };
     }
     Some(match line {
-        "fence_system();" => Some(Op::Fence { of_senders: false }),
-        "if (SENDS) fence_system();" => Some(Op::Fence { of_senders: true }),
-        "if (atomic_add(&state->done[step], 1u) + 1 < blocks) return;" => Some(Op::Count),
-        "if (SENDS && !has_failed()) {" | "if (has_failed()) return;" => Some(Op::UnlessFailed),
-        "state->done[step] = 0;" => Some(Op::Zero),
-        "state->rounds[step] = following(round);" => Some(Op::Advance),
+        "fence_system();" => Op::Fence { of_senders: false },
+        "if (SENDS) fence_system();" => Op::Fence { of_senders: true },
+        "if (atomic_add(&state->done[step], 1u) + 1 < blocks) return;" => Op::Count,
+        "if (SENDS && !has_failed()) {" | "if (has_failed()) return;" => Op::UnlessFailed,
+        "state->done[step] = 0;" => Op::Zero,
+        "state->rounds[step] = following(round);" => Op::Advance,
         // The fence of one thread is the block's, since all have come to a barrier before.
         "sync_block();"
         | "if (threadIdx.x != 0) return;"
@@ -59,7 +61,7 @@ fn known(line: &str) -> Option<Option<Op>> {
         | "#pragma unroll 1"
         | "const uint32_t fault = cause << 8 | phase << 16 | whom;"
         | "state->fault_round = round;"
-        | "state->fault = fault;" => None,
+        | "state->fault = fault;" => Op::Nothing,
         _ => return None,
     })
 }
@@ -135,7 +137,7 @@ fn lines_of<'a>(source: &'a str, head: &str) -> Vec<&'a str> {
 fn ops(source: &str, head: &str) -> Vec<Op> {
     let op =
         |line: &str| known(line).unwrap_or_else(|| panic!("`{head}` has a line that is not known: {line}"));
-    lines_of(source, head).into_iter().filter_map(op).collect()
+    lines_of(source, head).into_iter().map(op).filter(|op| *op != Op::Nothing).collect()
 }
 
 impl Program {

@@ -1,5 +1,5 @@
-//! What a rank's launches do, one operation at a time: as `peer.cuh` says, and in the order in which its lines
-//! stand there.
+//! What a rank's launches do, one operation at a time: as `peer.cuh` says, and in the order in which its
+//! lines stand there.
 
 use super::group::{AGAIN, At, Fault, Group, Place, Rank, Search};
 use super::program::Op;
