@@ -30,7 +30,7 @@ mod tensor;
 mod weights;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::convert::Infallible;
 use std::fmt;

@@ -6,6 +6,9 @@ mod error;
 mod gpu;
 mod kv_memory;
 mod kv_transfer;
+#[cfg(test)]
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+mod mixed;
 mod spread;
 
 use std::net::SocketAddr;
@@ -176,18 +179,41 @@ struct Computing {
     experts: Option<Arc<ExpertMetrics>>,
 }
 
+/// A model that computes, its text side and its defaults.
+type Parts = (Computing, TextModel, GenerationConfig);
+
+/// Where a worker listens. Bound before its model is loaded, so that a port in use is known at once.
+struct Bound {
+    listener: TcpListener,
+    addr: SocketAddr,
+    publishers: Vec<Publisher>,
+    kv: Option<crate::kv_transfer::Bound>,
+}
+
+impl Bound {
+    async fn to(options: &WorkerOptions) -> Result<Self, StartError> {
+        let listen_error = |source| StartError::Listen { addr: options.listen, source };
+        let listener = TcpListener::bind(options.listen).await.map_err(listen_error)?;
+        let addr = listener.local_addr().map_err(listen_error)?;
+        let publishers = engines::bind_kv_events(options).await?;
+        Ok(Self { listener, addr, publishers, kv: kv_transfer::bind(options).await? })
+    }
+}
+
 /// Starts a worker on the current tokio runtime: bound and ready when this returns.
 pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> {
     check_options(&options)?;
     let gpu = gpu::choose(&options)?;
-    let listen_error = |source| StartError::Listen { addr: options.listen, source };
-    let listener = TcpListener::bind(options.listen).await.map_err(listen_error)?;
-    let addr = listener.local_addr().map_err(listen_error)?;
-    let publishers = engines::bind_kv_events(&options).await?;
-    let kv_events: Vec<BoundAddrs> = publishers.iter().map(Publisher::addrs).collect();
-    let kv_bound = kv_transfer::bind(&options).await?;
+    let bound = Bound::to(&options).await?;
+    let parts = computing(gpu, &options).await?;
+    serve(options, bound, parts)
+}
 
-    let (computing, text, defaults) = computing(gpu, &options).await?;
+/// Starts the engines and the server over a model.
+fn serve(options: WorkerOptions, bound: Bound, parts: Parts) -> Result<RunningWorker, StartError> {
+    let Bound { listener, addr, publishers, kv: kv_bound } = bound;
+    let kv_events: Vec<BoundAddrs> = publishers.iter().map(Publisher::addrs).collect();
+    let (computing, text, defaults) = parts;
     let Computing { info, kv, limits, max_model_len, backends, experts } = computing;
     let model_name = options.served_model_name.unwrap_or_else(|| info.name.clone());
     let eos_token_ids = eos_token_ids(&info, &text);
@@ -313,10 +339,7 @@ impl RunningWorker {
 }
 
 /// Loads the model and makes it compute where it can; its text side and its defaults, too.
-async fn computing(
-    gpu: Option<(gpu::Gpu, usize)>,
-    options: &WorkerOptions,
-) -> Result<(Computing, TextModel, GenerationConfig), StartError> {
+async fn computing(gpu: Option<(gpu::Gpu, usize)>, options: &WorkerOptions) -> Result<Parts, StartError> {
     let source = options.model.clone();
     // A GPU has number types of its own.
     let quantize = if gpu.is_some() { Quantize::None } else { options.quantize };

@@ -22,6 +22,7 @@ pub(crate) struct Emulator {
     /// Launches are done when they return, so a copy is made at once.
     fetches: HashMap<u64, Vec<u8>>,
     seed: u64,
+    is_hopper: bool,
 }
 
 impl Emulator {
@@ -38,7 +39,15 @@ impl Emulator {
         let to = BufWriter::new(process.stdin.take().expect("a pipe"));
         let from = BufReader::new(process.stdout.take().expect("a pipe"));
         let (recordings, fetches) = (HashMap::new(), HashMap::new());
-        Some(Self { process, to, from, buffers: 0, launches: 0, recordings, fetches, seed })
+        let (buffers, launches, is_hopper) = (0, 0, true);
+        Some(Self { process, to, from, buffers, launches, recordings, fetches, seed, is_hopper })
+    }
+
+    /// The same without Hopper's matrix units.
+    #[allow(dead_code, reason = "cases of kernels name their units themselves")]
+    pub(crate) fn without_warpgroups(mut self) -> Self {
+        self.is_hopper = false;
+        self
     }
 
     fn send(&mut self, words: &[u64]) -> Result<(), DeviceError> {
@@ -106,7 +115,7 @@ impl Device for Emulator {
     }
 
     fn has_warpgroups(&self) -> bool {
-        true
+        self.is_hopper
     }
 
     fn generation(&self) -> String {

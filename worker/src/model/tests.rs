@@ -1,7 +1,7 @@
 //! The models against Hugging Face's, against themselves in every batch, and loading that fails.
 
 mod block_copies;
-mod cuda;
+pub(crate) mod cuda;
 mod data_parallel;
 mod experts;
 mod invariance;

@@ -24,7 +24,6 @@ const VOCAB: usize = 320;
 /// A checkpoint of one layer, of a shape that a GPU computes, with experts or none: numbers around 0 but for
 /// norms, which are 1.
 fn checkpoint(experts: usize) -> tempfile::TempDir {
-    let dir = tempfile::tempdir().unwrap();
     let family = if experts == 0 { "LlamaForCausalLM" } else { "MixtralForCausalLM" };
     let mut config = json!({
         "architectures": [family], "vocab_size": VOCAB, "hidden_size": SIZE, "intermediate_size": SIZE,
@@ -48,6 +47,38 @@ fn checkpoint(experts: usize) -> tempfile::TempDir {
     }
     shapes.extend(products.into_iter().map(|name| (name, vec![SIZE, SIZE])));
     shapes.extend(["input_layernorm", "post_attention_layernorm"].map(|name| (layer(name), vec![SIZE])));
+    written(&config, shapes)
+}
+
+/// The same with latent attention, whose kernels want more shared memory than small GPUs have.
+fn latent_checkpoint() -> tempfile::TempDir {
+    let config = json!({
+        "architectures": ["DeepseekV2ForCausalLM"], "vocab_size": VOCAB, "hidden_size": SIZE,
+        "intermediate_size": SIZE, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
+        "q_lora_rank": null, "kv_lora_rank": 512, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64,
+        "v_head_dim": 64, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": SIZE,
+        "n_shared_experts": 1, "first_k_dense_replace": 1,
+    });
+    let shapes = [
+        ("self_attn.q_proj", vec![256, SIZE]),
+        ("self_attn.kv_a_proj_with_mqa", vec![576, SIZE]),
+        ("self_attn.kv_a_layernorm", vec![512]),
+        ("self_attn.kv_b_proj", vec![256, 512]),
+        ("self_attn.o_proj", vec![SIZE, 128]),
+        ("mlp.gate_proj", vec![SIZE, SIZE]),
+        ("mlp.up_proj", vec![SIZE, SIZE]),
+        ("mlp.down_proj", vec![SIZE, SIZE]),
+        ("input_layernorm", vec![SIZE]),
+        ("post_attention_layernorm", vec![SIZE]),
+    ];
+    let shapes = shapes.map(|(name, shape)| (format!("model.layers.0.{name}.weight"), shape));
+    written(&config, shapes.into())
+}
+
+/// A checkpoint of this configuration, with the layer's tensors and those around it.
+fn written(config: &Value, mut shapes: Vec<(String, Vec<usize>)>) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
     shapes.push(("model.norm.weight".into(), vec![SIZE]));
     shapes
         .extend(["model.embed_tokens.weight", "lm_head.weight"].map(|name| (name.into(), vec![VOCAB, SIZE])));
@@ -202,6 +233,29 @@ fn a_gpu_that_cannot_compute_is_one_line_and_exit_1_where_it_must() {
         assert!(text.starts_with("error: ") && text.contains(cause), "{text}");
         assert!(text.contains("run with --device cpu"), "{text}");
     }
+}
+
+/// 8.6, 8.9 and 12.0: the worker says so before it is ready, and with `auto` the CPU computes.
+#[tokio::test]
+async fn latents_on_a_gpu_of_little_shared_memory_are_left_for_the_cpu() {
+    let dir = latent_checkpoint();
+    let cause = "bytes of shared memory a block, and this GPU has 101376";
+    for capability in ["86", "89", "120"] {
+        let Some(driver) = StandIn::new() else { return };
+        let settings = [("CAPABILITY", capability)];
+        let output = command(&driver, dir.path(), "cuda", &settings).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains("attention_latent_") && text.contains(cause), "{text}");
+        assert!(text.lines().count() == 1 && text.contains("run with --device cpu"), "{text}");
+    }
+    let Some(driver) = StandIn::new() else { return };
+    let worker = Worker::start(command(&driver, dir.path(), "auto", &[("CAPABILITY", "89")])).await;
+    let warnings: Vec<&String> = worker.log.iter().filter(|line| line.contains("WARN")).collect();
+    assert!(warnings.len() == 1 && warnings[0].contains(cause), "{:?}", worker.log);
+    assert!(!worker.log.last().unwrap().contains("cuda-"), "{:?}", worker.log);
+    assert_eq!(worker.complete().await.status, 200);
+    assert!(worker.end(&driver).await.refused.is_empty());
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@
 mod compile;
 mod drawing;
 #[path = "../../../../kernels/tests/cuda/emulator.rs"]
-mod emulator;
+pub(crate) mod emulator;
 mod experts;
 mod generating;
 mod group;
@@ -16,7 +16,7 @@ mod shared_device;
 mod sharing;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 #[path = "../../../../kernels/tests/driver/stand_in.rs"]
-mod stand_in;
+pub(crate) mod stand_in;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 mod through_driver;
 

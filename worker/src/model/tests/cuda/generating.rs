@@ -55,11 +55,22 @@ async fn generate(variant: &Variant, layout: KvLayout, limits: StepLimits) -> Op
 }
 
 /// The same of an engine over this backend.
-pub(super) async fn said_by(backend: Box<dyn Backend>, limits: StepLimits) -> Vec<Vec<u32>> {
+async fn said_by(backend: Box<dyn Backend>, limits: StepLimits) -> Vec<Vec<u32>> {
+    said_to(backend, limits, [requests()]).await
+}
+
+/// What an engine over this backend says to groups of requests, one after another.
+pub(super) async fn said_to(
+    backend: Box<dyn Backend>,
+    limits: StepLimits,
+    groups: impl IntoIterator<Item = Vec<GenerationRequest>>,
+) -> Vec<Vec<u32>> {
     let spawned = engine_over(backend, limits, true);
     let mut said = Vec::new();
-    for generation in spawned.handle.submit(requests()).unwrap() {
-        said.push(heard(generation).await.into_iter().map(|(token, ..)| token).collect());
+    for requests in groups {
+        for generation in spawned.handle.submit(requests).unwrap() {
+            said.push(heard(generation).await.into_iter().map(|(token, ..)| token).collect());
+        }
     }
     drop(spawned.handle);
     spawned.thread.join().unwrap();
