@@ -214,8 +214,8 @@ API cuFuncGetAttribute(int* value, int attribute, Function* function) {
     if (!state.functions.count(function)) return call.refuse(INVALID_HANDLE, "no such function");
     switch (attribute) {
         case ATTRIBUTE_THREADS: *value = 1024; break;
-        // `platform.cuh` has no other.
-        case ATTRIBUTE_STATIC_SHARED: *value = 0; break;
+        // `platform.cuh` has none. From 9.0 on a fatbin says a kilobyte, which is the system's.
+        case ATTRIBUTE_STATIC_SHARED: *value = function->code.waits() ? 1024 : 0; break;
         case ATTRIBUTE_DYNAMIC_SHARED: *value = function->shared_bytes; break;
         default: return call.refuse(INVALID_VALUE, "attribute " + std::to_string(attribute));
     }
