@@ -14,12 +14,14 @@ from pathlib import Path
 KV_BLOCKS, BLOCK_TOKENS, BLOCK_BYTES = "23461", "64", "256"
 ENGINE = ["--profile", "fcfs-6k", "--kv-blocks", KV_BLOCKS, "--block-size", BLOCK_TOKENS]
 SIMULATED = ["--spread-bursts", *ENGINE, "--index-block-tokens", BLOCK_TOKENS, "--index-knows-capacity", "--policy", "prefix", "--itl"]
-# Name, the mock's workers for prefill, the gateway's [routing], the simulator's options.
+# Of what comes in the trace's own time. At 1, workers for prefill have all that they can do for minutes, and a mean is chance.
+WITH_ROLES = 0.66
+# Name, the mock's workers for prefill, the gateway's [routing], the simulator's options, and how fast the trace goes by.
 SCENARIOS = {
-    "alone": (0, 'pull = "never"', []),
-    "pull": (0, 'pull = "auto"', ["--pull"]),
-    "split": (5, 'split = "auto"\npull = "never"', ["--prefill", "5"]),
-    "always": (5, 'split = "always"\npull = "never"', ["--prefill", "5", "--split", "always"]),
+    "alone": (0, 'pull = "never"', [], 1),
+    "pull": (0, 'pull = "auto"', ["--pull"], 1),
+    "split": (5, 'split = "auto"\npull = "never"', ["--prefill", "5"], WITH_ROLES),
+    "always": (5, 'split = "always"\npull = "never"', ["--prefill", "5", "--split", "always"], WITH_ROLES),
 }
 
 
@@ -45,7 +47,7 @@ def metric(admin, name, **labels):
 
 def measured(options, name):
     """One run of processes."""
-    prefill, routing, _ = SCENARIOS[name]
+    prefill, routing, _, pace = SCENARIOS[name]
     speed = options.time_scale
     out = Path(options.out) / name
     out.mkdir(parents=True, exist_ok=True)
@@ -65,13 +67,14 @@ def measured(options, name):
         while sum(worker["state"] == "ready" for worker in json.load(urllib.request.urlopen(f"{admin}/workers"))) < options.workers:
             time.sleep(0.1)
         load = [options.bin_dir / "keyway-loadtest", "run", "--url", url, "--workload", "trace", "--trace", options.trace, "--slice",
-                options.slice, "--spread-bursts", "--time-scale", str(speed), "--text-seed", "1", "-o", out / "run"]
+                options.slice, "--spread-bursts", "--time-scale", str(speed * pace), "--text-seed", "1", "-o", out / "run"]
         done = subprocess.run(load, stdout=(out / "table.txt").open("w"), stderr=subprocess.STDOUT, check=False)
         if done.returncode not in (0, 1, 3):
             sys.exit(f"the load test ended with {done.returncode}; see {out}")
         run = json.loads((out / "run" / "run.json").read_text())
         ways = {way: metric(admin, "keyway_prompt_ways_total", way=way) for way in ("split", "pull")}
-        missed = metric(admin, "keyway_kv_pulls_total") - metric(admin, "keyway_kv_pulls_total", outcome="done")
+        pulls = metric(admin, "keyway_kv_pulls_total")
+        missed = (pulls - metric(admin, "keyway_kv_pulls_total", outcome="done")) / max(pulls, 1)
     finally:
         for process in (gateway, fleet):
             process.send_signal(signal.SIGTERM)
@@ -94,9 +97,9 @@ def wait_for(log, words):
 
 def simulated(options, name):
     """The same in virtual time."""
-    extra = SCENARIOS[name][2]
+    _, _, extra, pace = SCENARIOS[name]
     command = [options.bin_dir / "keyway-loadtest", "simulate", "--trace", options.trace, "--slice", options.slice, *SIMULATED,
-               "--workers", str(options.workers), *extra, "--json"]
+               "--workers", str(options.workers), "--time-scale", str(pace), *extra, "--json"]
     run = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["runs"][0]
     return {
         "moved": (run["split"] + run["pulled"]) / run["requests"], "cached": run["cached"], "mean": run["ttft"]["mean"] / 1e3,
@@ -106,7 +109,7 @@ def simulated(options, name):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("scenarios", nargs="*", default=list(SCENARIOS), choices=list(SCENARIOS), metavar="SCENARIO")
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"some of {', '.join(SCENARIOS)}; all by default")
     parser.add_argument("--trace", required=True)
     parser.add_argument("--bin-dir", type=Path, required=True)
     parser.add_argument("--out", required=True)
@@ -114,16 +117,19 @@ def main():
     parser.add_argument("--time-scale", type=float, default=10)
     parser.add_argument("--workers", type=int, default=8)
     options = parser.parse_args()
+    if unknown := set(options.scenarios) - set(SCENARIOS):
+        parser.error(f"no such scenario: {', '.join(sorted(unknown))}")
     print("| scenario | | moved | cached | TTFT mean s | p99 s | ITL p99 ms |")
     print("|---" * 7 + "|")
     far = []
-    for name in options.scenarios:
+    for name in options.scenarios or SCENARIOS:
         virtual, real = simulated(options, name), measured(options, name)
         for title, row in (("simulated", virtual), ("processes", real)):
             print(f"| {name} | {title} | {row['moved']:.0%} | {row['cached']:.3f} | {row['mean']:.2f} | {row['p99']:.1f} "
                   f"| {row['itl p99']:.0f} |", flush=True)
-        if real["failed"] or real["missed"]:
-            far.append(f"{name}: {real['failed']} requests failed, {real['missed']:.0f} pulls did not come")
+        # Blocks leave a cache between a choice and its fetch at times.
+        if real["failed"] or real["missed"] > 0.05:
+            far.append(f"{name}: {real['failed']} requests failed, {real['missed']:.0%} of pulls did not come")
         if not real["verdict"].startswith("valid"):
             print(f"note {name}: {real['verdict']}")
         for figure in ("cached", "mean"):
