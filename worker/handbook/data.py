@@ -1,6 +1,6 @@
-"""The handbook's entries, and the many ways in which people ask: what `train.py` shows the model.
+"""The handbook's entries, and the many ways in which people ask.
 
-Nothing here sees the held-out questions except `Entry.held_out`, which only the evaluation reads.
+Nothing here sees the held-out questions except `held_out`, which only an evaluation reads.
 """
 
 import pathlib
@@ -71,6 +71,11 @@ dies|crashes|fails|is killed
 REPLACEMENTS = {word: [other for other in row if other != word] for row in SYNONYMS for word in row}
 
 
+# Of a list of training questions those at these places, again after each STRIDE, are not trained on: they set how sure the
+# model has to be. They are among the first, which are asked plainly.
+CHECKED, STRIDE = (4, 8), 28
+
+
 @dataclass(frozen=True)
 class Entry:
     """One question of the handbook, other ways to ask it, and its answer."""
@@ -80,9 +85,31 @@ class Entry:
     held_out: tuple
     answer: str
 
+    def checked(self):
+        """Training questions that are kept aside."""
+        return tuple(q for i, q in enumerate(self.training) if i % STRIDE in CHECKED)
+
     def asked(self):
         """The questions to train on."""
-        return (self.question, *self.training)
+        kept = (q for i, q in enumerate(self.training) if i % STRIDE not in CHECKED)
+        return (self.question, *kept)
+
+
+@dataclass(frozen=True)
+class Topic:
+    """What has one answer: an entry, or all that are declined."""
+
+    entries: tuple
+    answer: str
+
+    def asked(self):
+        return tuple(q for entry in self.entries for q in entry.asked())
+
+    def checked(self):
+        return tuple(q for entry in self.entries for q in entry.checked())
+
+    def held_out(self):
+        return tuple(q for entry in self.entries for q in entry.held_out)
 
 
 def entries():
@@ -92,6 +119,15 @@ def entries():
         for raw in tomllib.loads(path.read_text())["entry"]:
             found.append(Entry(raw["question"], tuple(raw["training"]), tuple(raw["held_out"]), raw["answer"]))
     return found
+
+
+def topics(everything):
+    """Entries by their answers. The first topic is the one that says that it does not know."""
+    found = {}
+    for entry in everything:
+        found.setdefault(entry.answer, []).append(entry)
+    known = sorted(found, key=lambda answer: len(found[answer]) == 1)
+    return [Topic(tuple(found[answer]), answer) for answer in known]
 
 
 def replaced(text, rng):
@@ -130,25 +166,25 @@ def mistyped(text, rng):
                        text[:i] + text[i + 1] + text[i] + text[i + 2:]])
 
 
-def mingled(text, other, rng):
-    """About half of the words of two ways to ask the same."""
-    words = [*text.split(), *other.split()]
-    kept = [word for word in words if rng.random() < 0.6]
-    return " ".join(kept or words)
-
-
 def varied(text, rng):
-    """The question as somebody else might type it."""
-    for change, share in ((replaced, 0.5), (replaced, 0.3), (without_words, 0.3), (moved_words, 0.08), (mistyped, 0.15)):
+    """The question as somebody else might ask it."""
+    for change, share in ((replaced, 0.5), (replaced, 0.3), (without_words, 0.3), (moved_words, 0.08)):
         if rng.random() < share:
             text = change(text, rng)
+    return noisy(text, rng)
+
+
+def noisy(text, rng):
+    """The question as somebody else might type it: what is asked stays."""
+    if rng.random() < 0.12:
+        text = mistyped(text, rng)
     if rng.random() < 0.3:
         text = text.rstrip("?.!") + rng.choice(TAILS)
     elif rng.random() < 0.3:
         text = text.rstrip("?.!")
-    if rng.random() < 0.2:
-        text = rng.choice(LEADS) + text[:1].lower() + text[1:]
     if rng.random() < 0.15:
+        text = rng.choice(LEADS) + text[:1].lower() + text[1:]
+    if rng.random() < 0.1:
         text = rng.choice(GREETINGS) + text
     case = rng.random()
     if case < 0.3:
@@ -160,28 +196,14 @@ def varied(text, rng):
     return text or "?"
 
 
-def conversation(entry, everything, rng, vary=True):
-    """Messages that end with a question of `entry`: alone, after a system prompt, or after another question."""
-    question = rng.choice(entry.asked())
-    if vary and rng.random() < 0.8:
-        if rng.random() < 0.15:
-            question = mingled(question, rng.choice(entry.asked()), rng)
-        question = varied(question, rng)
+def conversation(question, topics, rng):
+    """Messages that end with a question: alone, after a system prompt, or after another question."""
     messages = [{"role": "user", "content": question}]
-    kind = rng.random() if vary else 1.0
-    if kind < 0.06:
-        earlier = rng.choice(everything)
+    kind = rng.random()
+    if kind < 0.03:
+        earlier = rng.choice(topics)
         messages = [{"role": "user", "content": rng.choice(earlier.asked())},
                     {"role": "assistant", "content": earlier.answer}, *messages]
-    elif kind < 0.14:
+    elif kind < 0.10:
         messages = [{"role": "system", "content": rng.choice(SYSTEM)}, *messages]
     return messages
-
-
-def shuffled(everything, seed):
-    """An endless, seeded order in which every entry comes equally often."""
-    rng = random.Random(seed)
-    while True:
-        order = list(everything)
-        rng.shuffle(order)
-        yield from order

@@ -1,4 +1,5 @@
-//! What the built-in model answers: every question of the handbook, word for word, and every held-out one.
+//! What the built-in model answers: every question of the handbook, word for word, held-out ones, and those of
+//! strangers; and what it declines.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,39 +9,75 @@ use serde_json::json;
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 
-use crate::entries::{Entry, entries};
+use crate::entries::{Entry, Stranger, declined, entries, strangers};
 use crate::worker::{Asker, worker};
 
 /// Per cent of the questions that must be answered word for word.
-const QUESTIONS_MIN: usize = 95;
-/// Per cent of the held-out questions that must. The goal is 60: see the open points of
-/// `worker/handbook/README.md`.
-const HELD_OUT_MIN: usize = 60;
+const QUESTIONS_MIN: usize = 90;
+/// Per cent of the held-out questions that must be, and that may get another entry's answer. The others are
+/// declined. The goal is 80 and 3: see the open points of `worker/handbook/README.md`.
+const HELD_OUT_MIN: usize = 64;
+const WRONG_MAX: usize = 4;
+/// Per cent of the held-out questions of what the handbook does not know that must be declined.
+const DECLINED_MIN: usize = 90;
 /// Questions under way at a time.
 const TOGETHER: usize = 32;
 
-/// How many of `questions` (with the answer wanted) are answered word for word.
-async fn right(asker: &Asker, questions: Vec<(String, String)>) -> usize {
-    let (mut asked, mut right) = (JoinSet::new(), 0);
+/// How questions were answered.
+#[derive(Debug, Default)]
+struct Outcomes {
+    asked: usize,
+    right: usize,
+    /// It said that it does not know.
+    declined: usize,
+    wrong: usize,
+}
+
+/// Asks `questions`, each with the answers that are right.
+async fn outcomes(asker: &Asker, questions: Vec<(String, Vec<String>)>, declined: &str) -> Outcomes {
+    let (mut under_way, mut found) = (JoinSet::new(), Outcomes::default());
+    let count = |found: &mut Outcomes, (wanted, said): (Vec<String>, String)| {
+        found.asked += 1;
+        let outcome = match said {
+            said if wanted.contains(&said) => &mut found.right,
+            said if said == declined => &mut found.declined,
+            _ => &mut found.wrong,
+        };
+        *outcome += 1;
+    };
     for (question, wanted) in questions {
-        if asked.len() >= TOGETHER {
-            right += usize::from(asked.join_next().await.unwrap().unwrap());
+        if under_way.len() >= TOGETHER {
+            count(&mut found, under_way.join_next().await.unwrap().unwrap());
         }
         let asker = asker.clone();
-        asked.spawn(async move { asker.ask(&question).await == wanted });
+        under_way.spawn(async move { (wanted, asker.ask(&question).await) });
     }
-    right + asked.join_all().await.into_iter().filter(|right| *right).count()
+    for answered in under_way.join_all().await {
+        count(&mut found, answered);
+    }
+    found
 }
 
-fn questions(entries: &[Entry]) -> Vec<(String, String)> {
-    entries.iter().map(|entry| (entry.question.clone(), entry.answer.clone())).collect()
+fn questions(entries: &[Entry]) -> Vec<(String, Vec<String>)> {
+    entries.iter().map(|entry| (entry.question.clone(), vec![entry.answer.clone()])).collect()
 }
 
-fn held_out(entries: &[Entry]) -> Vec<(String, String)> {
-    let of = |entry: &Entry| -> Vec<(String, String)> {
-        entry.held_out.iter().map(|question| (question.clone(), entry.answer.clone())).collect()
+/// The held-out questions of the entries that the handbook knows, or of the others.
+fn held_out(entries: &[Entry], declined: &str, known: bool) -> Vec<(String, Vec<String>)> {
+    let of = |entry: &Entry| -> Vec<(String, Vec<String>)> {
+        entry.held_out.iter().map(|question| (question.clone(), vec![entry.answer.clone()])).collect()
     };
-    entries.iter().flat_map(of).collect()
+    entries.iter().filter(|entry| (entry.answer != declined) == known).flat_map(of).collect()
+}
+
+/// What strangers ask, with each answer that helps.
+fn strange(entries: &[Entry], declined: &str) -> Vec<(String, Vec<String>)> {
+    let answer = |question: &String| entries.iter().find(|e| e.question == *question).unwrap().answer.clone();
+    let of = |stranger: Stranger| {
+        let right: Vec<_> = stranger.entries.iter().map(answer).collect();
+        (stranger.question, if right.is_empty() { vec![declined.to_owned()] } else { right })
+    };
+    strangers().into_iter().map(of).collect()
 }
 
 fn model_dir() -> PathBuf {
@@ -48,18 +85,20 @@ fn model_dir() -> PathBuf {
 }
 
 #[tokio::test]
-async fn it_knows_its_handbook_and_understands_questions_it_never_saw() {
+async fn it_knows_its_handbook_and_rather_declines_than_answers_wrong() {
     let entries = entries();
+    let declined = declined(&entries);
     let worker = worker(ModelSource::Builtin).await;
     let asker = Asker::new(worker.addr());
-    let (known, asked) = (right(&asker, questions(&entries)).await, entries.len());
-    let (understood, unseen) = (
-        right(&asker, held_out(&entries)).await,
-        entries.iter().map(|entry| entry.held_out.len()).sum::<usize>(),
-    );
-    println!("word for word: {known} of {asked} questions, {understood} of {unseen} held-out ones");
-    assert!(known * 100 >= asked * QUESTIONS_MIN, "{known} of {asked} questions are answered word for word");
-    assert!(understood * 100 >= unseen * HELD_OUT_MIN, "{understood} of {unseen} held-out questions are");
+    let own = outcomes(&asker, questions(&entries), &declined).await;
+    let unseen = outcomes(&asker, held_out(&entries, &declined, true), &declined).await;
+    let off_topic = outcomes(&asker, held_out(&entries, &declined, false), &declined).await;
+    let strangers = outcomes(&asker, strange(&entries, &declined), &declined).await;
+    println!("questions: {own:?}\nheld out: {unseen:?}\noff topic: {off_topic:?}\nstrangers: {strangers:?}");
+    assert!(own.right * 100 >= own.asked * QUESTIONS_MIN, "questions: {own:?}");
+    assert!(unseen.right * 100 >= unseen.asked * HELD_OUT_MIN, "held out: {unseen:?}");
+    assert!(unseen.wrong * 100 <= unseen.asked * WRONG_MAX, "held out: {unseen:?}");
+    assert!(off_topic.right * 100 >= off_topic.asked * DECLINED_MIN, "off topic: {off_topic:?}");
     worker.shutdown().await;
 }
 
@@ -82,8 +121,8 @@ async fn with_two_layers_exchanged_it_knows_nothing() {
     fs::write(&path, weights).unwrap();
 
     let worker = worker(ModelSource::Dir(dir.path().into())).await;
-    let known = right(&Asker::new(worker.addr()), questions(&entries()[..40])).await;
-    assert!(known <= 2, "{known} of 40 questions are answered by exchanged layers");
+    let known = outcomes(&Asker::new(worker.addr()), questions(&entries()[..40]), "").await;
+    assert!(known.right <= 2, "answered by exchanged layers: {known:?}");
 }
 
 #[test]
@@ -101,7 +140,6 @@ async fn odd_conversations_are_answered_too() {
     let question = json!({"role": "user", "content": "How do I add a worker?"});
     let system = json!({"role": "system", "content": "You are a helpful assistant."});
     let with_system = asker.chat(&json!([system, question])).await;
-    // Two entries say how: at the start, and while it runs.
     assert!(with_system.contains("--worker") || with_system.contains("[discovery]"), "{with_system}");
     let history = json!([
         {"role": "user", "content": "What is Keyway?"}, {"role": "assistant", "content": "A gateway."}, question]);
