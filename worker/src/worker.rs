@@ -232,6 +232,7 @@ fn serve(options: WorkerOptions, bound: Bound, parts: Parts) -> Result<RunningWo
     let kv_ready = kv_transfer::ready(kv_bound, &backends, &info.numerics_id)?;
     let started = engines::start(backends, &engine_options, &static_info, publishers)?;
     let kv_transfer = kv_transfer::start(kv_ready, &started.handles)?;
+    let kv_source_port = kv_transfer.source_port(addr);
     let request_memory =
         options.request_memory.unwrap_or_else(|| request_memory::default_bytes(max_model_len));
     let app = Arc::new(App {
@@ -252,7 +253,7 @@ fn serve(options: WorkerOptions, bound: Bound, parts: Parts) -> Result<RunningWo
             vocab_size: info.vocab_size,
             eos_token_ids,
             numerics_id: info.numerics_id.clone(),
-            kv_source_port: kv_transfer.addr.map(|addr| addr.port()),
+            kv_source_port,
             created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
         },
     });

@@ -86,9 +86,12 @@ fn remote(fields: &Map<String, Value>) -> Option<RemoteKv> {
 }
 
 /// The worker that a request names.
-fn peer(fields: &Map<String, Value>) -> Option<Peer> {
+fn peer<'a>(fields: &'a Map<String, Value>) -> Option<Peer> {
     let is_of_hosts = |byte: u8| byte.is_ascii_alphanumeric() || b".:-_".contains(&byte);
     let host = fields.get("remote_host").and_then(Value::as_str);
+    // As URLs have an IPv6 address.
+    let bare = |host: &'a str| host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let host = host.map(|host| bare(host).unwrap_or(host));
     let host = host.filter(|host| host.len() <= HOST_BYTES_MAX && host.bytes().all(is_of_hosts))?;
     let port = fields.get("remote_port").and_then(Value::as_u64)?;
     Some(Peer { host: host.to_owned(), port: port.try_into().ok()? })
@@ -122,9 +125,12 @@ mod tests {
         let told = json!({"remote_request_id": "0".repeat(31) + "f", "remote_host": "10.0.0.1", "remote_port": 7000,
                           "remote_num_tokens": 32, "remote_engine_id": "e", "of the future": {}});
         let read = |told: &Value| remote(told.as_object().unwrap());
-        let peer = Peer { host: "10.0.0.1".to_owned(), port: 7000 };
-        let expected = RemoteKv { transfer: 15, peer, tokens: 32 };
+        let expected =
+            RemoteKv { transfer: 15, peer: Peer { host: "10.0.0.1".to_owned(), port: 7000 }, tokens: 32 };
         assert_eq!(read(&told), Some(expected));
+        let at = |host: &str| peer(json!({"remote_host": host, "remote_port": 1}).as_object().unwrap());
+        assert_eq!(at("[fd00::7]"), Some(Peer { host: "fd00::7".to_owned(), port: 1 }));
+        assert_eq!((at("[fd00::7"), at("[]x"), at("a b")), (None, None, None));
         for (name, value) in [
             ("remote_request_id", json!("f")),
             ("remote_request_id", json!("x".repeat(32))),

@@ -27,6 +27,15 @@ pub(super) struct Started {
     pub(super) serving: JoinSet<()>,
 }
 
+impl Started {
+    /// The port at which workers elsewhere fetch what is cached here; `None` where they cannot reach it, though
+    /// they reach this worker's API.
+    pub(super) fn source_port(&self, api: SocketAddr) -> Option<u16> {
+        let kv = self.addr?;
+        (!kv.ip().is_loopback() || api.ip().is_loopback()).then(|| kv.port())
+    }
+}
+
 /// Binds the listener, if there shall be one.
 pub(super) async fn bind(options: &WorkerOptions) -> Result<Option<Bound>, StartError> {
     let Some(options) = &options.kv_transfer else { return Ok(None) };
@@ -58,4 +67,21 @@ pub(super) fn start(ready: Option<Ready>, engines: &[EngineHandle]) -> Result<St
     serving.spawn(kv_transfer::serve(listener, Arc::clone(&transfers)));
     tracing::info!("KV transfers on {addr}");
     Ok(Started { transfers: Some(transfers), metrics: Some(metrics), addr: Some(addr), serving })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_can_be_reached_on_this_machine_alone_is_no_source_for_others() {
+        let port = |kv: Option<&str>, api: &str| {
+            let started = Started { addr: kv.map(|kv| kv.parse().unwrap()), ..Started::default() };
+            started.source_port(api.parse().unwrap())
+        };
+        assert_eq!(port(Some("127.0.0.1:7000"), "127.0.0.1:8000"), Some(7_000));
+        assert_eq!(port(Some("0.0.0.0:7000"), "0.0.0.0:8000"), Some(7_000));
+        assert_eq!(port(Some("127.0.0.1:7000"), "0.0.0.0:8000"), None);
+        assert_eq!(port(None, "127.0.0.1:8000"), None);
+    }
 }
