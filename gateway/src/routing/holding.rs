@@ -195,10 +195,8 @@ impl Router {
         if words.is_empty() {
             return;
         }
-        let (now, mut room) = (self.now(), self.holding.room.lock());
-        for (word, more) in words {
-            room.hear(now, word, *more);
-        }
+        let now = self.now();
+        self.holding.room.lock().hear(now, words);
     }
 
     /// Requests that wait may go to workers that have come up since. Returns how often the fleet has changed.

@@ -116,8 +116,8 @@ impl Router {
         if request.tokens.is_some() {
             return own;
         }
-        // Text is cut elsewhere than tokens, one block of either more or less, and how many tokens it has is an
-        // estimate.
+        // Text is cut elsewhere than tokens, one block of either more or less, and how many tokens it has
+        // is an estimate.
         let of_text = self.block_tokens(request, worker).ceil() as u64;
         (tokens / ESTIMATED_WITHIN).max(own + own.max(of_text))
     }

@@ -127,37 +127,28 @@ impl Fair {
         waiting: impl Iterator<Item = Share> + Clone,
         (now, credit): (Duration, f64),
     ) {
-        self.is_about(share, waiting, (now, credit));
+        let is_back = !waiting.clone().any(|other| other.owner == share.owner);
+        let least = || waiting.clone().map(|other| self.of(other.owner)).fold(f64::INFINITY, f64::min);
+        self.comes(share, is_back.then(least), (now, credit));
         self.owners.entry(share.owner).or_default().comes_here(share.priority, now);
+        if self.owners.len() > OWNERS_MAX {
+            let present: BTreeSet<u32> = waiting.map(|other| other.owner).chain([share.owner]).collect();
+            self.owners.retain(|owner, _| present.contains(owner));
+        }
     }
 
-    /// A request came to this room or to another one.
-    fn is_about(
-        &mut self,
-        share: &Share,
-        waiting: impl Iterator<Item = Share> + Clone,
-        (now, credit): (Duration, f64),
-    ) {
-        let waits = |owner: u32| waiting.clone().any(|other| other.owner == owner);
-        let is_back = !waits(share.owner);
-        let least = if is_back {
-            waiting.clone().map(|other| self.of(other.owner)).fold(f64::INFINITY, f64::min)
-        } else {
-            f64::INFINITY
-        };
+    /// A request came to this room or to another one. `back`: what the owner that has had the least of those
+    /// that wait here has had, if of this owner none does.
+    fn comes(&mut self, share: &Share, back: Option<f64>, (now, credit): (Duration, f64)) {
         let account = self.owners.entry(share.owner).or_default();
         account.came = now;
         if account.highest_about(now).is_none_or(|highest| share.priority >= highest) {
             account.highest = Some((share.priority, now));
         }
-        if is_back {
+        if let Some(least) = back {
             account.waits_since = now;
             let level = if least.is_finite() { least } else { self.last };
             account.served = account.served.max(level - credit);
-        }
-        if self.owners.len() > OWNERS_MAX {
-            let present: BTreeSet<u32> = waiting.map(|other| other.owner).chain([share.owner]).collect();
-            self.owners.retain(|owner, _| present.contains(owner));
         }
     }
 

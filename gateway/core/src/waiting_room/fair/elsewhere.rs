@@ -6,9 +6,12 @@
 //! lower ones elsewhere then leave workers to them. All of it is as old as a word takes, and ends with
 //! the words.
 
-use std::time::Duration;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
-use super::{Account, Fair, Share, is_about};
+use super::{Account, Fair, OWNERS_MAX, Share, is_about};
 use crate::waiting_room::WaitingRoom;
 
 /// How long a priority is taken to wait after it was said: some words' time, of which one may be late.
@@ -31,43 +34,47 @@ pub struct OwnerWord {
 
 impl Fair {
     /// What is told of the owners that are about; `waiting` are the requests that wait.
-    pub(crate) fn words(
-        &self,
-        waiting: impl Iterator<Item = Share> + Clone,
-        now: Duration,
-    ) -> Vec<OwnerWord> {
-        let waits = |owner: u32| {
-            let own = waiting.clone().filter(|share| share.owner == owner);
-            own.map(|share| share.priority).max()
-        };
+    pub(crate) fn words(&self, waiting: impl Iterator<Item = Share>, now: Duration) -> Vec<OwnerWord> {
+        let mut waits: BTreeMap<u32, i32> = BTreeMap::new();
+        for Share { owner, priority, .. } in waiting {
+            let highest = waits.entry(owner).or_insert(priority);
+            *highest = priority.max(*highest);
+        }
         let word = |(&owner, account): (&u32, &Account)| {
             let here = account.here.filter(|here| is_about(here.came, now))?;
-            Some(OwnerWord { owner, had: account.own, priority: here.highest.0, waits: waits(owner) })
+            let waits = waits.get(&owner).copied();
+            Some(OwnerWord { owner, had: account.own, priority: here.highest.0, waits })
         };
         let words: Vec<_> = self.owners.iter().filter_map(word).take(OWNERS_TOLD_MAX).collect();
         // Where all requests are one owner's and alike there is no order to keep.
         if words.iter().all(|word| word.owner == 0 && word.priority == 0) { Vec::new() } else { words }
     }
 
-    /// Another room has said this; `more`: tokens that it has served of the owner since its last word.
+    /// Another room has said this, each with the tokens that it has served of the owner since its last word.
     pub(crate) fn hear(
         &mut self,
-        word: &OwnerWord,
-        more: f64,
-        waiting: impl Iterator<Item = Share> + Clone,
+        words: &[(OwnerWord, f64)],
+        waiting: impl Iterator<Item = Share>,
         (now, credit): (Duration, f64),
     ) {
-        let share = Share { owner: word.owner, priority: word.priority, ..Share::default() };
-        self.is_about(&share, waiting, (now, credit));
-        if more.is_finite() && more > 0.0 {
-            let account = self.owners.entry(word.owner).or_default();
-            account.served += more;
-            self.last = account.served;
-        }
-        if let Some(priority) = word.waits {
-            self.waits_elsewhere.insert(priority, now);
+        let waiting: BTreeSet<u32> = waiting.map(|share| share.owner).collect();
+        let least = waiting.iter().map(|owner| self.of(*owner)).fold(f64::INFINITY, f64::min);
+        for (word, more) in words {
+            let share = Share { owner: word.owner, priority: word.priority, ..Share::default() };
+            self.comes(&share, (!waiting.contains(&word.owner)).then_some(least), (now, credit));
+            if more.is_finite() && *more > 0.0 {
+                let account = self.owners.entry(word.owner).or_default();
+                account.served += more;
+                self.last = account.served;
+            }
+            if let Some(priority) = word.waits {
+                self.waits_elsewhere.insert(priority, now);
+            }
         }
         self.waits_elsewhere.retain(|_, heard| now.saturating_sub(*heard) <= WAITS_FOR);
+        if self.owners.len() > OWNERS_MAX {
+            self.owners.retain(|owner, account| waiting.contains(owner) || is_about(account.came, now));
+        }
     }
 
     /// Whether a request of a higher priority waits in another room.
@@ -83,9 +90,9 @@ impl<R> WaitingRoom<R> {
         self.fair.words(self.waiting.iter().map(|entry| entry.share), now)
     }
 
-    /// Another room has said this of an owner; `more`: tokens that it has served of it since its last word.
-    pub fn hear(&mut self, now: Duration, word: &OwnerWord, more: f64) {
+    /// Another room has said this of owners, each with the tokens that it has served of it since its last word.
+    pub fn hear(&mut self, now: Duration, words: &[(OwnerWord, f64)]) {
         let credit = self.outflow.credit();
-        self.fair.hear(word, more, self.waiting.iter().map(|entry| entry.share), (now, credit));
+        self.fair.hear(words, self.waiting.iter().map(|entry| entry.share), (now, credit));
     }
 }

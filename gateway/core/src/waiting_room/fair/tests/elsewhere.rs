@@ -24,11 +24,12 @@ fn shares(of_owners: [Share; 2], every: Option<Duration>) -> [f64; 2] {
             next_word = floor.now + every;
             for (from, to) in [(0, 1), (1, 0)] {
                 let words = rooms[from].words(floor.now);
-                for word in &words {
+                let new = |word: &OwnerWord| {
                     let before = told[from].iter().find(|before| before.owner == word.owner);
-                    let more = word.had - before.map_or(0.0, |before| before.had);
-                    rooms[to].hear(floor.now, word, more);
-                }
+                    (*word, word.had - before.map_or(0.0, |before| before.had))
+                };
+                let heard: Vec<_> = words.iter().map(new).collect();
+                rooms[to].hear(floor.now, &heard);
                 told[from] = words;
             }
         }
@@ -76,7 +77,7 @@ fn a_word_is_as_old_as_it_is() {
     first.enter_as(at(5), Some(OWN_MS), share, ());
     let words = first.words(at(5));
     assert_eq!(words, [OwnerWord { owner: 7, had: 0.0, priority: 2, waits: Some(2) }]);
-    second.hear(at(6), &words[0], 40.0);
+    second.hear(at(6), &[(words[0], 40.0)]);
     assert_eq!(second.words(at(6)), [], "what others said is theirs to say");
     assert_eq!(second.fair.of(7), 40.0);
     let lower = of(8, 1.0);
@@ -85,7 +86,7 @@ fn a_word_is_as_old_as_it_is() {
     assert!(!second.fair.yields_elsewhere(&Share { priority: i32::MAX, ..lower }, at(250)));
     // What makes no sense changes nothing.
     for more in [f64::NAN, f64::INFINITY, -5.0] {
-        second.hear(at(7), &OwnerWord { waits: None, ..words[0] }, more);
+        second.hear(at(7), &[(OwnerWord { waits: None, ..words[0] }, more)]);
         assert_eq!(second.fair.of(7), 40.0);
     }
     assert_eq!(first.words(at(20_000)), [], "it is not about any more");
