@@ -168,7 +168,7 @@ async fn load(fleet: &Watched) {
 
 /// Families that this fleet leaves without series: it has no events that go wrong, no tokenizer, no second
 /// attempts.
-const SILENT: [&str; 40] = [
+const SILENT: [&str; 43] = [
     "keyway_oidc_tokens_total",
     "keyway_oidc_keys",
     "keyway_oidc_keys_fetched_timestamp_seconds",
@@ -179,6 +179,9 @@ const SILENT: [&str; 40] = [
     "keyway_store_refusals_total",
     "keyway_prefill_legs_total",
     "keyway_prompt_ways_total",
+    "keyway_kv_pulls_total",
+    "keyway_kv_pull_seconds_per_token",
+    "keyway_kv_pull_each_seconds",
     "keyway_kv_transfer_seconds_per_token",
     "keyway_kv_transfer_handover_seconds",
     "keyway_model_fallbacks_total",

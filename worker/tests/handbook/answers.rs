@@ -1,5 +1,5 @@
-//! What the built-in model answers: every question of the handbook, word for word, held-out ones, and those of
-//! strangers; and what it declines.
+//! What the built-in model answers: every question of the handbook, word for word, held-out ones, and
+//! those of strangers; and what it declines.
 
 use std::fs;
 use std::path::{Path, PathBuf};
