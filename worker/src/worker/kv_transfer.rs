@@ -28,8 +28,8 @@ pub(super) struct Started {
 }
 
 impl Started {
-    /// The port at which workers elsewhere fetch what is cached here; `None` where they cannot reach it, though
-    /// they reach this worker's API.
+    /// The port at which workers elsewhere fetch what is cached here; `None` where they cannot reach it,
+    /// though they reach this worker's API.
     pub(super) fn source_port(&self, api: SocketAddr) -> Option<u16> {
         let kv = self.addr?;
         (!kv.ip().is_loopback() || api.ip().is_loopback()).then(|| kv.port())

@@ -90,7 +90,8 @@ impl<R> WaitingRoom<R> {
         self.fair.words(self.waiting.iter().map(|entry| entry.share), now)
     }
 
-    /// Another room has said this of owners, each with the tokens that it has served of it since its last word.
+    /// Another room has said this of owners, each with the tokens that it has served of it since its last
+    /// word.
     pub fn hear(&mut self, now: Duration, words: &[(OwnerWord, f64)]) {
         let credit = self.outflow.credit();
         self.fair.hear(words, self.waiting.iter().map(|entry| entry.share), (now, credit));
