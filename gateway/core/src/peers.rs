@@ -77,16 +77,19 @@ mod tests {
         of.iter().enumerate().map(worker).collect()
     }
 
+    fn chain() -> Vec<BlockHash> {
+        (1..=200).map(BlockHash).collect()
+    }
+
+    /// A prompt of 200 blocks and one token.
+    fn prompt(chain: &[BlockHash]) -> RequestView<'_> {
+        RequestView { chain, prompt_tokens: 3_201, block_tokens: 16.0, media: &[], session: None }
+    }
+
     /// Who is chosen for a prompt of 200 blocks and one token, and how many of its tokens are fetched.
     fn chosen(of: &[(f64, u32)], transfer: Option<Transfer>) -> (usize, u64) {
-        let chain: Vec<_> = (1..=200).map(BlockHash).collect();
-        let view = RequestView {
-            chain: &chain,
-            prompt_tokens: 3_201,
-            block_tokens: 16.0,
-            media: &[],
-            session: None,
-        };
+        let chain = chain();
+        let view = prompt(&chain);
         let mut candidates = fleet(of);
         fill_peers(&view, &mut candidates, |_, _| transfer);
         let turn = Turn { counter: 0, random: 1 };
@@ -109,14 +112,8 @@ mod tests {
 
     #[test]
     fn nothing_is_fetched_by_or_from_one_that_does_not_exchange() {
-        let chain: Vec<_> = (1..=200).map(BlockHash).collect();
-        let view = RequestView {
-            chain: &chain,
-            prompt_tokens: 3_201,
-            block_tokens: 16.0,
-            media: &[],
-            session: None,
-        };
+        let chain = chain();
+        let view = prompt(&chain);
         for (apart, want) in
             [(0, [None, None, Some(1)]), (1, [None, None, Some(0)]), (2, [None, Some(0), None])]
         {
@@ -135,8 +132,8 @@ mod tests {
         fn what_is_fetched_is_held_by_another(
             of in prop::collection::vec((0.0..9e3_f64, 0_u32..=200), 1..9), ms_per_token in 0.0..1.0_f64,
         ) {
-            let chain: Vec<_> = (1..=200).map(BlockHash).collect();
-            let view = RequestView { chain: &chain, prompt_tokens: 3_201, block_tokens: 16.0, media: &[], session: None };
+            let chain = chain();
+            let view = prompt(&chain);
             let mut candidates = fleet(&of);
             fill_peers(&view, &mut candidates, |_, _| Some(Transfer { handover_ms: 1.0, ms_per_token }));
             let most = of.iter().map(|(_, matched)| *matched).max().unwrap();

@@ -190,13 +190,14 @@ impl Router {
         self.holding.room.lock().words(self.now())
     }
 
-    /// Another gateway has said this of owners, and how many tokens it has served of each since.
-    pub fn hear_of_owners(&self, words: &[(OwnerWord, f64)]) {
+    /// Another gateway, which speaks once in `every`, has said this of owners, and how many tokens it has
+    /// served of each since.
+    pub fn hear_of_owners(&self, words: &[(OwnerWord, f64)], every: Duration) {
         if words.is_empty() {
             return;
         }
         let now = self.now();
-        self.holding.room.lock().hear(now, words);
+        self.holding.room.lock().hear(now, every, words);
     }
 
     /// Requests that wait may go to workers that have come up since. Returns how often the fleet has changed.

@@ -232,7 +232,7 @@ impl Follower {
         let first = lines.next().await?;
         let id = first.gateway.ok_or_else(|| Lost::Nonsense("it does not say who it is".to_owned()))?;
         let voice = self.hearsay.hear(id).ok_or(Lost::Heard)?;
-        Ok((voice, lines, first))
+        Ok((voice.speaking(self.config.every), lines, first))
     }
 
     fn token(&self) -> Option<HeaderValue> {

@@ -22,6 +22,10 @@ use crate::engine::{EngineOptions, spawn};
 use crate::metrics::{Metrics, StaticInfo};
 use crate::model::{KvLayout, LoadedModel, ModelSource, Quantize};
 
+/// Each way in which models are built, by its folder of test data.
+const FAMILIES: [&str; 8] =
+    ["llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gpt_oss", "deepseek_v2", "deepseek_v3_fp8"];
+
 const KEEP: Duration = Duration::from_secs(120);
 
 /// A worker without its HTTP.

@@ -66,7 +66,7 @@ pub struct Fair {
     owners: BTreeMap<u32, Account>,
     /// What the owner that was served last has had.
     last: f64,
-    /// Priorities of which requests wait in other rooms, and when that was heard last.
+    /// Priorities of which requests wait in other rooms, and until when that is believed.
     waits_elsewhere: BTreeMap<i32, Duration>,
 }
 

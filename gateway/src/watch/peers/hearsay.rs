@@ -5,6 +5,7 @@ use std::{
     collections::{BTreeMap, HashMap, HashSet},
     fmt,
     sync::Arc,
+    time::Duration,
 };
 
 use keyway_core::{OwnLoad, told::Malformed, waiting_room::OwnerWord};
@@ -12,7 +13,10 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::{Line, OwnerEntry, placements::PlacementsHeard};
-use crate::{limits::PEER_OWNERS_MAX, routing::Router};
+use crate::{
+    limits::{PEER_EVERY, PEER_OWNERS_MAX},
+    routing::Router,
+};
 
 /// One process that is a gateway; another one after each start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -43,6 +47,8 @@ pub struct Voice {
     id: GatewayId,
     hearsay: Arc<Hearsay>,
     placements: Mutex<PlacementsHeard>,
+    /// How often it speaks.
+    every: Duration,
 }
 
 impl Hearsay {
@@ -58,7 +64,7 @@ impl Hearsay {
             return None;
         }
         said.insert(id, Said::default());
-        Some(Voice { id, hearsay: Arc::clone(self), placements: Mutex::default() })
+        Some(Voice { id, hearsay: Arc::clone(self), placements: Mutex::default(), every: PEER_EVERY })
     }
 
     /// Gives workers the sums of what was said: those whom it concerns. Under the lock, so that no older sum
@@ -95,6 +101,13 @@ impl Said {
 }
 
 impl Voice {
+    /// The same of a gateway that was asked to speak so often.
+    #[must_use]
+    pub fn speaking(mut self, every: Duration) -> Self {
+        self.every = every;
+        self
+    }
+
     /// Takes what the gateway says: its load goes to the workers, what it has placed into the index, ids of
     /// what is stored to where they are kept. An error: it says no placements.
     pub fn says(&self, line: &Line) -> Result<(), Malformed> {
@@ -115,7 +128,7 @@ impl Voice {
         let concerns_all = line.all || line.arrivals.is_some();
         self.hearsay.pass_on(&all_said, |worker| concerns_all || named.contains(worker), line.all);
         drop(all_said);
-        router.hear_of_owners(&owners);
+        router.hear_of_owners(&owners, self.every);
         if let (Some(news), Some(stored)) = (&line.stored, self.hearsay.router.stored_state()) {
             stored.hear(news);
         }

@@ -2,9 +2,6 @@
 
 use super::*;
 
-const FAMILIES: [&str; 8] =
-    ["llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gpt_oss", "deepseek_v2", "deepseek_v3_fp8"];
-
 #[tokio::test]
 async fn in_every_family_the_answer_is_that_of_one_worker() {
     for source in FAMILIES.map(family).into_iter().chain([ModelSource::Random]) {

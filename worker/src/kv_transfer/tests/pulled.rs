@@ -2,9 +2,6 @@
 
 use super::*;
 
-const FAMILIES: [&str; 8] =
-    ["llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gpt_oss", "deepseek_v2", "deepseek_v3_fp8"];
-
 #[tokio::test]
 async fn in_every_family_what_another_has_of_a_prompt_is_gone_on_from() {
     for source in FAMILIES.map(family).into_iter().chain([ModelSource::Random]) {

@@ -14,10 +14,8 @@ use std::{
 use super::{Account, Fair, OWNERS_MAX, Share, is_about};
 use crate::waiting_room::WaitingRoom;
 
-/// How long a priority is taken to wait after it was said: some words' time, of which one may be late.
-const WAITS_FOR: Duration = Duration::from_millis(250);
-/// Owners that are told of at once, the rest with the next word.
-pub const OWNERS_TOLD_MAX: usize = 1_024;
+/// For how many words' time a priority is taken to wait after it was said: some of them may be late.
+const WAITS_FOR: u32 = 5;
 
 /// What a room tells of one owner.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -45,15 +43,16 @@ impl Fair {
             let waits = waits.get(&owner).copied();
             Some(OwnerWord { owner, had: account.own, priority: here.highest.0, waits })
         };
-        let words: Vec<_> = self.owners.iter().filter_map(word).take(OWNERS_TOLD_MAX).collect();
+        let words: Vec<_> = self.owners.iter().filter_map(word).collect();
         // Where all requests are one owner's and alike there is no order to keep.
         if words.iter().all(|word| word.owner == 0 && word.priority == 0) { Vec::new() } else { words }
     }
 
-    /// Another room has said this, each with the tokens that it has served of the owner since its last word.
+    /// Another room, which speaks once in `every`, has said this; each with the tokens that it has served
+    /// of the owner since its last word.
     pub(crate) fn hear(
         &mut self,
-        words: &[(OwnerWord, f64)],
+        (words, every): (&[(OwnerWord, f64)], Duration),
         waiting: impl Iterator<Item = Share>,
         (now, credit): (Duration, f64),
     ) {
@@ -68,10 +67,11 @@ impl Fair {
                 self.last = account.served;
             }
             if let Some(priority) = word.waits {
-                self.waits_elsewhere.insert(priority, now);
+                let until = self.waits_elsewhere.entry(priority).or_default();
+                *until = (now + every * WAITS_FOR).max(*until);
             }
         }
-        self.waits_elsewhere.retain(|_, heard| now.saturating_sub(*heard) <= WAITS_FOR);
+        self.waits_elsewhere.retain(|_, until| *until >= now);
         if self.owners.len() > OWNERS_MAX {
             self.owners.retain(|owner, account| waiting.contains(owner) || is_about(account.came, now));
         }
@@ -80,7 +80,7 @@ impl Fair {
     /// Whether a request of a higher priority waits in another room.
     pub(super) fn yields_elsewhere(&self, share: &Share, now: Duration) -> bool {
         let higher = share.priority.checked_add(1).map(|next| self.waits_elsewhere.range(next..));
-        higher.into_iter().flatten().any(|(_, heard)| now.saturating_sub(*heard) <= WAITS_FOR)
+        higher.into_iter().flatten().any(|(_, until)| *until >= now)
     }
 }
 
@@ -92,8 +92,9 @@ impl<R> WaitingRoom<R> {
 
     /// Another room has said this of owners, each with the tokens that it has served of it since its last
     /// word.
-    pub fn hear(&mut self, now: Duration, words: &[(OwnerWord, f64)]) {
+    /// It speaks once in `every`.
+    pub fn hear(&mut self, now: Duration, every: Duration, words: &[(OwnerWord, f64)]) {
         let credit = self.outflow.credit();
-        self.fair.hear(words, self.waiting.iter().map(|entry| entry.share), (now, credit));
+        self.fair.hear((words, every), self.waiting.iter().map(|entry| entry.share), (now, credit));
     }
 }

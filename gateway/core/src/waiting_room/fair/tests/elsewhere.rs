@@ -29,7 +29,7 @@ fn shares(of_owners: [Share; 2], every: Option<Duration>) -> [f64; 2] {
                     (*word, word.had - before.map_or(0.0, |before| before.had))
                 };
                 let heard: Vec<_> = words.iter().map(new).collect();
-                rooms[to].hear(floor.now, &heard);
+                rooms[to].hear(floor.now, every, &heard);
                 told[from] = words;
             }
         }
@@ -64,6 +64,9 @@ fn priorities_hold_over_rooms_that_tell_each_other() {
     let (told, untold) = (shares(owners, WORD), shares(owners, None));
     assert!(told[1] > 0.95, "{told:?}");
     assert!((untold[1] - 0.5).abs() < 0.1, "{untold:?}");
+    // However seldom a room speaks, as often as others may ask it to.
+    let seldom = shares(owners, Some(Duration::from_secs(1)));
+    assert!(seldom[1] > 0.9, "{seldom:?}");
 }
 
 /// What was heard is not told on, and ends.
@@ -77,7 +80,8 @@ fn a_word_is_as_old_as_it_is() {
     first.enter_as(at(5), Some(OWN_MS), share, ());
     let words = first.words(at(5));
     assert_eq!(words, [OwnerWord { owner: 7, had: 0.0, priority: 2, waits: Some(2) }]);
-    second.hear(at(6), &[(words[0], 40.0)]);
+    let every = Duration::from_millis(50);
+    second.hear(at(6), every, &[(words[0], 40.0)]);
     assert_eq!(second.words(at(6)), [], "what others said is theirs to say");
     assert_eq!(second.fair.of(7), 40.0);
     let lower = of(8, 1.0);
@@ -86,7 +90,7 @@ fn a_word_is_as_old_as_it_is() {
     assert!(!second.fair.yields_elsewhere(&Share { priority: i32::MAX, ..lower }, at(250)));
     // What makes no sense changes nothing.
     for more in [f64::NAN, f64::INFINITY, -5.0] {
-        second.hear(at(7), &[(OwnerWord { waits: None, ..words[0] }, more)]);
+        second.hear(at(7), every, &[(OwnerWord { waits: None, ..words[0] }, more)]);
         assert_eq!(second.fair.of(7), 40.0);
     }
     assert_eq!(first.words(at(20_000)), [], "it is not about any more");
