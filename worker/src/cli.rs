@@ -223,6 +223,10 @@ struct Options {
     #[arg(env = "KEYWAY_WORKER_KV_TRANSFER_KEEP")]
     kv_transfer_keep: Duration,
 
+    /// Send KV to a worker of this machine as to any other, not through memory that both have.
+    #[arg(long, env = "KEYWAY_WORKER_NO_KV_TRANSFER_SHARED_MEMORY")]
+    no_kv_transfer_shared_memory: bool,
+
     /// Spread a mixture of experts over this many processes of this machine, each with its part of the
     /// weights, say one for each NUMA node or half of the cores. Answers have the same bits for every number.
     /// With --device cuda, over as many GPUs of this machine, from the given one on; where there are fewer,
@@ -361,6 +365,7 @@ impl Cli {
                 host: options.kv_transfer_host,
                 key_file: options.kv_transfer_key_file,
                 keep: options.kv_transfer_keep,
+                shared_memory: !options.no_kv_transfer_shared_memory,
             }),
             expert_parallel: ExpertParallelOptions {
                 size: match options.expert_parallel_hosts.len() {
@@ -460,6 +465,9 @@ mod tests {
         let options = transfer(&args).unwrap();
         assert_eq!((options.listen.port(), options.keep.as_secs()), (7000, 120));
         assert_eq!((options.host.as_deref(), options.key_file), (Some("a"), Some("key".into())));
+        assert!(options.shared_memory);
+        let args = ["--kv-transfer-listen", "127.0.0.1:0", "--no-kv-transfer-shared-memory"];
+        assert!(!transfer(&args).unwrap().shared_memory);
         for alone in [["--kv-transfer-host", "a"], ["--kv-transfer-key-file", "a"]] {
             assert!(Cli::try_parse_from([&["keyway-worker"], &alone[..]].concat()).is_err());
         }

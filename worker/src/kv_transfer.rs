@@ -8,6 +8,8 @@
 //! second leg  api ── before it is submitted ──────────────────▶ import.rs ─┘
 //! ```
 //!
+//! Between two workers of one machine blocks go through memory that both have (`room.rs`).
+//!
 //! What another worker has cached of a prompt is fetched likewise (`remote_kv_source`, the words of
 //! vLLM's tier of peers). No leg goes before, and nothing was kept: the exporter looks what it has, and
 //! holds that for the transfer.
@@ -22,6 +24,7 @@ mod export;
 mod fault;
 mod import;
 mod kept;
+mod room;
 mod seal;
 #[cfg(test)]
 mod tests;
@@ -44,7 +47,7 @@ use self::seal::Secret;
 use crate::engine::EngineHandle;
 use crate::engine::backend::BlockLayout;
 use crate::engine::holds::Hold;
-use crate::limits::{KV_IMPORTS_MAX, KV_KEY_BYTES_MAX, KV_KEY_BYTES_MIN};
+use crate::limits::{KV_IMPORTS_MAX, KV_KEY_BYTES_MAX, KV_KEY_BYTES_MIN, KV_ROOM_BYTES};
 use crate::metrics::KvTransferMetrics;
 
 /// How KV goes between workers.
@@ -58,6 +61,8 @@ pub struct KvTransferOptions {
     pub key_file: Option<PathBuf>,
     /// How long the KV of a prompt is kept for another worker.
     pub keep: Duration,
+    /// Whether blocks may go through memory that is shared with a worker of this machine.
+    pub shared_memory: bool,
 }
 
 /// Why KV cannot be moved as it is asked for.
@@ -112,6 +117,7 @@ pub(crate) struct Bound {
     host: String,
     secret: Secret,
     keep: Duration,
+    room_bytes: Option<usize>,
 }
 
 /// What KV must agree in to be the KV that would be computed.
@@ -136,6 +142,8 @@ pub(crate) struct KvTransfers {
     addr: SocketAddr,
     secret: Secret,
     keep: Duration,
+    /// Memory to share with a worker of this machine for a transfer.
+    room_bytes: Option<usize>,
     kept: Kept,
     imports: Semaphore,
     metrics: Arc<KvTransferMetrics>,
@@ -173,7 +181,8 @@ pub(crate) async fn bind(options: &KvTransferOptions) -> Result<Bound, KvTransfe
     let failed = |source| KvTransferError::Bind { addr: options.listen, source };
     let listener = TcpListener::bind(options.listen).await.map_err(failed)?;
     let addr = listener.local_addr().map_err(failed)?;
-    Ok(Bound { listener, addr, host, secret, keep: options.keep })
+    let room_bytes = options.shared_memory.then_some(KV_ROOM_BYTES);
+    Ok(Bound { listener, addr, host, secret, keep: options.keep, room_bytes })
 }
 
 impl Bound {
@@ -198,6 +207,7 @@ impl Bound {
             addr: self.addr,
             secret: self.secret,
             keep: self.keep,
+            room_bytes: self.room_bytes,
             kept: Kept::default(),
             imports: Semaphore::new(KV_IMPORTS_MAX),
             metrics,

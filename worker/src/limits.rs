@@ -278,7 +278,7 @@ pub(crate) const KV_KEY_BYTES_MIN: usize = 16;
 pub(crate) const KV_KEY_BYTES_MAX: usize = 4096;
 
 /// Transfers of KV that are given at once, and that are fetched at once; of further ones the prompt is
-/// computed. Each holds [`KV_BATCH_BYTES`] and some blocks.
+/// computed. Each holds [`KV_BATCH_BYTES`] and some blocks, and on one machine [`KV_ROOM_BYTES`] together.
 pub(crate) const KV_EXPORTS_MAX: usize = 16;
 pub(crate) const KV_IMPORTS_MAX: usize = 16;
 
@@ -289,6 +289,10 @@ pub(crate) const KV_FIND_TOKENS_MAX: usize = 1 << 18;
 /// Bytes of KV that leave or enter the cache at once, between two steps: some milliseconds' copy, and few
 /// enough pieces that a busy engine's steps do not slow a transfer down too much.
 pub(crate) const KV_BATCH_BYTES: usize = 8 << 20;
+
+/// Bytes of the memory that two workers of one machine share for a transfer: one batch is read while the next
+/// is written.
+pub(crate) const KV_ROOM_BYTES: usize = 2 * KV_BATCH_BYTES;
 
 /// How long another worker may take to answer a connection, and to say what it wants: on one network
 /// milliseconds.

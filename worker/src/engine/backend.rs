@@ -114,6 +114,13 @@ pub struct BlockLayout {
     pub block_bytes: Vec<usize>,
 }
 
+impl BlockLayout {
+    /// Bytes of the largest block.
+    pub(crate) fn block_bytes_max(&self) -> usize {
+        self.block_bytes.iter().max().copied().unwrap_or(0)
+    }
+}
+
 /// Why the KV of a block was not copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("this backend does not copy the KV of blocks")]

@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::KvTransfers;
 use super::chain::{self, Link};
 use super::fault::Fault;
+use super::room::{Mark, Room, Spot};
 use super::seal::{self, Nonces, To};
 use super::wire::{self, Ask, BlockHead, CONTROL_MAX, FIND_MAX, Find, HELLO, Kind, Sealed, within};
 use crate::engine::holds::{BlockKv, Hold};
@@ -58,6 +59,16 @@ enum Wanted {
     Kept(Ask),
     /// What is cached of a prompt that it has.
     Cached(Find),
+}
+
+impl Wanted {
+    /// Where blocks may be put instead of frames.
+    fn room(&self) -> Spot {
+        match self {
+            Self::Kept(ask) => ask.room,
+            Self::Cached(find) => find.room,
+        }
+    }
 }
 
 /// What an authenticated importer may have.
@@ -105,6 +116,7 @@ impl KvTransfers {
     async fn try_give(&self, stream: TcpStream) -> Result<(), Fault> {
         let (mut channel, wanted) =
             timeout(KV_HANDSHAKE_MAX, self.meet(stream)).await.map_err(|_| Fault::Timeout)??;
+        let spot = wanted.room();
         let granted = match wanted {
             Wanted::Kept(ask) => self.grant(&ask),
             Wanted::Cached(find) => self.find(find).await,
@@ -119,14 +131,20 @@ impl KvTransfers {
             }
         };
         let blocks = given.links.len() - 1;
-        channel.send(Kind::Offer, &(blocks as u32).to_le_bytes()).await?;
+        let room = self.room_at(spot, &channel.mark);
+        channel.send(Kind::Offer, &wire::write_offer(blocks as u32, room.is_some())).await?;
         let first = match given.first {
             Some(first) => first,
             None => begins_at(&mut channel, blocks).await?,
         };
-        self.send_blocks(&mut channel, &given, first).await?;
-        channel.send(Kind::End, &[]).await?;
-        within(KV_STALL_MAX, channel.stream.shutdown()).await
+        let mut way = Way { channel, room };
+        self.send_blocks(&mut way, &given, first).await?;
+        way.end().await
+    }
+
+    /// The importer's room, if this process can reach it and may.
+    fn room_at(&self, spot: Spot, mark: &Mark) -> Option<Room> {
+        self.room_bytes.and_then(|_| Room::open(spot, mark, self.identity.layout.block_bytes_max()))
     }
 
     /// Learns who is there and what is wanted.
@@ -144,7 +162,8 @@ impl KvTransfers {
         importer?;
         let (sends, receives) =
             (self.secret.tags(&nonces, To::Importer), self.secret.tags(&nonces, To::Exporter));
-        let mut channel = Sealed { stream, sends, receives, stall: KV_STALL_MAX };
+        let mark = self.secret.mark(&nonces);
+        let mut channel = Sealed { stream, sends, receives, mark, stall: KV_STALL_MAX };
         match channel.receive(FIND_MAX).await {
             Ok((Kind::Ask, ask)) => Ok((channel, Wanted::Kept(Ask::read(&ask)?))),
             Ok((Kind::Find, find)) => Ok((channel, Wanted::Cached(Find::read(&find)?))),
@@ -187,23 +206,50 @@ impl KvTransfers {
         if layout == self.identity.layout.words { Ok(()) } else { Err(Fault::Layout) }
     }
 
-    async fn send_blocks(
-        &self,
-        channel: &mut Sealed<TcpStream>,
-        given: &Given,
-        first: usize,
-    ) -> Result<(), Fault> {
+    async fn send_blocks(&self, way: &mut Way, given: &Given, first: usize) -> Result<(), Fault> {
+        let bytes_sent = self.metrics.export_bytes.over(way.room.is_some());
         let bytes: usize = self.identity.layout.block_bytes.iter().sum();
         let (stride, end) = ((KV_BATCH_BYTES / bytes.max(1)).max(1), given.links.len() - 1);
         for first in (first..end).step_by(stride) {
             for BlockKv { group, place, bytes } in given.hold.copy(first..end.min(first + stride)).await? {
                 let head =
                     BlockHead { group: group as u8, place: place as u32, link: given.links[place + 1] };
-                channel.send(Kind::Block, &head.write(&bytes)).await?;
+                way.send(head, &bytes).await?;
                 self.metrics.export_blocks.inc();
-                self.metrics.export_bytes.inc_by(bytes.len() as u64);
+                bytes_sent.inc_by(bytes.len() as u64);
             }
         }
+        Ok(())
+    }
+}
+
+/// How blocks get to the importer: through its room where there is one.
+struct Way {
+    channel: Sealed<TcpStream>,
+    room: Option<Room>,
+}
+
+impl Way {
+    async fn send(&mut self, head: BlockHead, kv: &[u8]) -> Result<(), Fault> {
+        let Some(room) = &mut self.room else {
+            return self.channel.send_both(Kind::Block, &head.write(), kv).await;
+        };
+        while !room.has_place() {
+            match self.channel.receive(CONTROL_MAX).await? {
+                (Kind::Read, blocks) => room.was_read(wire::read_number(&blocks)?)?,
+                _ => return Err(Fault::Protocol),
+            }
+        }
+        let sum = room.put(kv).map_err(|_| Fault::Lost)?;
+        self.channel.send_both(Kind::Placed, &head.write(), &sum).await
+    }
+
+    /// Says that this was all, and waits until the importer has heard so where it still has a word to say: to a
+    /// connection that closes over unread words, what is on its way may be lost.
+    async fn end(&mut self) -> Result<(), Fault> {
+        self.channel.send(Kind::End, &[]).await?;
+        within(KV_STALL_MAX, self.channel.stream.shutdown()).await?;
+        while self.room.is_some() && self.channel.receive(CONTROL_MAX).await.is_ok() {}
         Ok(())
     }
 }

@@ -11,6 +11,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::chain::{self, Link};
 use super::fault::Fault;
+use super::room::{Room, Spot};
 use super::seal::{self, Nonces, TAG, To};
 use super::wire::{self, Ask, BLOCK_HEAD, BlockHead, CONTROL_MAX, Find, HELLO, Kind, Sealed, within};
 use super::{KvTransfers, Peer, RemoteKv};
@@ -24,6 +25,34 @@ struct Wanted {
     first: usize,
     /// The names of the prompt's prefixes, the empty one's first.
     links: Vec<Link>,
+}
+
+/// How blocks come from the exporter: through a room, if there is one and it takes that.
+struct Way {
+    channel: Sealed<TcpStream>,
+    room: Option<Room>,
+}
+
+impl Way {
+    /// Where the exporter finds the room.
+    fn spot(&self) -> Spot {
+        self.room.as_ref().map_or_else(Spot::default, Room::spot)
+    }
+
+    /// How many blocks the exporter has. From here on there is a room only if it puts them there.
+    async fn offered(&mut self) -> Result<u32, Fault> {
+        let (blocks, is_shared) = match self.channel.receive(CONTROL_MAX).await? {
+            (Kind::Offer, offer) => wire::read_offer(&offer)?,
+            (Kind::Refusal, refusal) => return Err(wire::read_refusal(&refusal)),
+            _ => return Err(Fault::Protocol),
+        };
+        if !is_shared {
+            self.room = None;
+        } else if self.room.is_none() {
+            return Err(Fault::Protocol);
+        }
+        Ok(blocks)
+    }
 }
 
 impl KvTransfers {
@@ -99,7 +128,7 @@ impl KvTransfers {
         let Ok(_place) = self.imports.try_acquire() else { return (None, Err(Fault::Busy)) };
         let deadline = Instant::now() + KV_IMPORT_MAX;
         let finding = timeout_at(deadline, self.find_at(peer, prompt, salt)).await;
-        let (mut channel, blocks) = match finding.unwrap_or(Err(Fault::Timeout)) {
+        let (mut way, blocks) = match finding.unwrap_or(Err(Fault::Timeout)) {
             Ok(found) => found,
             Err(fault) => return (None, Err(fault)),
         };
@@ -114,8 +143,8 @@ impl KvTransfers {
         let Some(Begun { hold, first, local_tokens }) = begun else { return (None, Err(Fault::NoRoom)) };
         let wanted = Wanted { hold, first, links: chain::links(tokens, block_size, salt) };
         let fetching = async {
-            channel.send(Kind::From, &(wanted.first as u32).to_le_bytes()).await?;
-            self.take_blocks(&mut channel, &wanted).await
+            way.channel.send(Kind::From, &(wanted.first as u32).to_le_bytes()).await?;
+            self.take_blocks(&mut way, &wanted).await
         };
         let fetched = timeout_at(deadline, fetching).await;
         (Some(Imported::new(wanted.hold, local_tokens)), fetched.unwrap_or(Err(Fault::Timeout)))
@@ -123,49 +152,41 @@ impl KvTransfers {
 
     /// Asks another worker what it has cached of a prompt: how many blocks, on a connection on which they can
     /// be had.
-    async fn find_at(
-        &self,
-        peer: &Peer,
-        prompt: &[u32],
-        salt: &[u8],
-    ) -> Result<(Sealed<TcpStream>, usize), Fault> {
+    async fn find_at(&self, peer: &Peer, prompt: &[u32], salt: &[u8]) -> Result<(Way, usize), Fault> {
+        let stream = self.connect(peer).await?;
+        let mut way = self.meet_exporter(stream).await?;
         let find = Find {
             tokens: prompt[..prompt.len().min(KV_FIND_TOKENS_MAX)].to_vec(),
             salt: salt.to_vec(),
+            room: way.spot(),
             numerics_id: self.identity.numerics_id.clone(),
             layout: self.identity.layout.words.clone(),
         };
         // Such a salt is no gateway's.
         let find = find.write().ok_or(Fault::Absent)?;
-        let stream = self.connect(peer).await?;
-        let mut channel = self.meet_exporter(stream).await?;
-        channel.send(Kind::Find, &find).await?;
-        match channel.receive(CONTROL_MAX).await? {
-            (Kind::Offer, offer) => Ok((channel, wire::read_number(&offer)? as usize)),
-            (Kind::Refusal, refusal) => Err(wire::read_refusal(&refusal)),
-            _ => Err(Fault::Protocol),
-        }
+        way.channel.send(Kind::Find, &find).await?;
+        let blocks = way.offered().await? as usize;
+        Ok((way, blocks))
     }
 
     async fn receive(&self, remote: &RemoteKv, wanted: &Wanted) -> Result<(), Fault> {
         let stream = self.connect(&remote.peer).await?;
-        let mut channel = self.meet_exporter(stream).await?;
+        let mut way = self.meet_exporter(stream).await?;
         let blocks = wanted.links.len() - 1;
         let ask = Ask {
             transfer: remote.transfer,
             first: wanted.first as u32,
             blocks: blocks as u32,
             link: wanted.links.last().copied().unwrap_or_default(),
+            room: way.spot(),
             numerics_id: self.identity.numerics_id.clone(),
             layout: self.identity.layout.words.clone(),
         };
-        channel.send(Kind::Ask, &ask.write()).await?;
-        match channel.receive(CONTROL_MAX).await? {
-            (Kind::Offer, offer) if wire::read_number(&offer)? == ask.blocks => {}
-            (Kind::Refusal, refusal) => return Err(wire::read_refusal(&refusal)),
-            _ => return Err(Fault::Protocol),
+        way.channel.send(Kind::Ask, &ask.write()).await?;
+        if way.offered().await? != ask.blocks {
+            return Err(Fault::Protocol);
         }
-        self.take_blocks(&mut channel, wanted).await
+        self.take_blocks(&mut way, wanted).await
     }
 
     async fn connect(&self, peer: &Peer) -> Result<TcpStream, Fault> {
@@ -184,8 +205,8 @@ impl KvTransfers {
         Ok(stream)
     }
 
-    /// Learns whether the other end has the key.
-    async fn meet_exporter(&self, mut stream: TcpStream) -> Result<Sealed<TcpStream>, Fault> {
+    /// Learns whether the other end has the key. One of this machine may put its blocks into a room.
+    async fn meet_exporter(&self, mut stream: TcpStream) -> Result<Way, Fault> {
         let own = seal::random()?;
         within(KV_STALL_MAX, stream.write_all(&wire::hello(&own))).await?;
         let (mut hello, mut proof) = ([0; HELLO], [0; TAG]);
@@ -197,22 +218,30 @@ impl KvTransfers {
         }
         let (sends, receives) =
             (self.secret.tags(&nonces, To::Exporter), self.secret.tags(&nonces, To::Importer));
-        Ok(Sealed { stream, sends, receives, stall: KV_STALL_MAX })
+        let mark = self.secret.mark(&nonces);
+        let addrs = (stream.local_addr(), stream.peer_addr());
+        let is_near = matches!(addrs, (Ok(own), Ok(other)) if own.ip() == other.ip());
+        let block_bytes = self.identity.layout.block_bytes_max();
+        let room =
+            self.room_bytes.filter(|_| is_near).and_then(|bytes| Room::make(&mark, bytes, block_bytes));
+        Ok(Way { channel: Sealed { stream, sends, receives, mark, stall: KV_STALL_MAX }, room })
     }
 
     /// Takes the blocks in, a few megabytes at a time.
-    async fn take_blocks(&self, channel: &mut Sealed<TcpStream>, wanted: &Wanted) -> Result<(), Fault> {
-        let sizes = &self.identity.layout.block_bytes;
-        let most = BLOCK_HEAD + sizes.iter().max().copied().unwrap_or(0);
-        let mut frames_left = (wanted.links.len() - 1 - wanted.first) * sizes.len();
+    async fn take_blocks(&self, way: &mut Way, wanted: &Wanted) -> Result<(), Fault> {
+        let layout = &self.identity.layout;
+        let most = (BLOCK_HEAD + layout.block_bytes_max()).max(CONTROL_MAX);
+        let mut frames_left = (wanted.links.len() - 1 - wanted.first) * layout.block_bytes.len();
         let (mut batch, mut bytes) = (Vec::new(), 0);
+        let is_shared = way.room.is_some();
         loop {
-            let received = channel.receive(most.max(CONTROL_MAX)).await;
-            let block = match &received {
-                Ok((Kind::Block, frame)) if frames_left > 0 => self.checked(frame, wanted).map(Some),
+            let block = match way.channel.receive(most).await {
                 Ok((Kind::End, _)) => Ok(None),
+                Ok((kind, frame)) if frames_left > 0 => {
+                    self.block_of(kind, &frame, way, wanted).await.map(Some)
+                }
                 Ok(_) => Err(Fault::Protocol),
-                Err(fault) => Err(*fault),
+                Err(fault) => Err(fault),
             };
             frames_left = frames_left.saturating_sub(1);
             if let Ok(Some(block)) = block {
@@ -222,34 +251,50 @@ impl KvTransfers {
                     continue;
                 }
                 bytes = 0;
-                self.adopt(&wanted.hold, std::mem::take(&mut batch)).await?;
+                self.adopt(&wanted.hold, std::mem::take(&mut batch), is_shared).await?;
                 continue;
             }
             // What came before the end, or before a fault, is good.
-            self.adopt(&wanted.hold, batch).await?;
+            self.adopt(&wanted.hold, batch, is_shared).await?;
             return block.map(drop);
         }
     }
 
     /// The block of a frame, if it is one of the prompt's.
-    fn checked(&self, frame: &[u8], wanted: &Wanted) -> Result<BlockKv, Fault> {
-        let (head, kv) = BlockHead::read(frame)?;
+    async fn block_of(
+        &self,
+        kind: Kind,
+        frame: &[u8],
+        way: &mut Way,
+        wanted: &Wanted,
+    ) -> Result<BlockKv, Fault> {
+        let (head, rest) = BlockHead::read(frame)?;
         let (group, place) = (usize::from(head.group), head.place as usize);
         if wanted.links.get(place.saturating_add(1)) != Some(&head.link) {
             return Err(Fault::Prompt);
         }
-        if self.identity.layout.block_bytes.get(group) != Some(&kv.len()) {
-            return Err(Fault::Layout);
-        }
-        Ok(BlockKv { group, place, bytes: kv.to_vec() })
+        let block_bytes = *self.identity.layout.block_bytes.get(group).ok_or(Fault::Layout)?;
+        let bytes = match (kind, &mut way.room) {
+            (Kind::Block, None) if rest.len() == block_bytes => rest.to_vec(),
+            (Kind::Block, None) => return Err(Fault::Layout),
+            (Kind::Placed, Some(room)) => {
+                let kv = room.take(block_bytes, rest.try_into().map_err(|_| Fault::Protocol)?)?;
+                if let Some(blocks) = room.says() {
+                    way.channel.send(Kind::Read, &blocks.to_le_bytes()).await?;
+                }
+                kv
+            }
+            _ => return Err(Fault::Protocol),
+        };
+        Ok(BlockKv { group, place, bytes })
     }
 
-    async fn adopt(&self, hold: &Hold, blocks: Vec<BlockKv>) -> Result<(), Fault> {
+    async fn adopt(&self, hold: &Hold, blocks: Vec<BlockKv>, is_shared: bool) -> Result<(), Fault> {
         let count = blocks.len() as u64;
         let bytes: usize = blocks.iter().map(|block| block.bytes.len()).sum();
         hold.adopt(blocks).await?;
         self.metrics.import_blocks.inc_by(count);
-        self.metrics.import_bytes.inc_by(bytes as u64);
+        self.metrics.import_bytes.over(is_shared).inc_by(bytes as u64);
         Ok(())
     }
 }

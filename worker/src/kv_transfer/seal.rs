@@ -9,6 +9,7 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 
 use super::KvTransferError;
 use super::fault::Fault;
+use super::room::Mark;
 use crate::limits::{KV_KEY_BYTES_MAX, KV_KEY_BYTES_MIN};
 
 /// Bytes of a tag.
@@ -82,6 +83,11 @@ impl Secret {
         verify(&self.key, &message(b"keyway kv proof", nonces), proof)
     }
 
+    /// What shows that a room is this connection's.
+    pub(super) fn mark(&self, nonces: &Nonces) -> Mark {
+        self.derive(b"keyway kv room", nonces)
+    }
+
     /// The tags of a connection's frames in one direction.
     pub(super) fn tags(&self, nonces: &Nonces, to: To) -> Tags {
         let purpose: &[u8] = match to {
@@ -97,17 +103,19 @@ impl Secret {
 }
 
 impl Tags {
-    /// The next frame's tag.
-    pub(super) fn tag(&mut self, frame: &[u8]) -> [u8; TAG] {
+    /// The next frame's tag, of all its parts.
+    pub(super) fn tag(&mut self, frame: &[&[u8]]) -> [u8; TAG] {
         let number = self.number();
         let mut context = hmac::Context::with_key(&self.key);
         context.update(&number);
-        context.update(frame);
+        for part in frame {
+            context.update(part);
+        }
         bytes(&context.sign())
     }
 
     /// Whether that is the next frame's tag; takes equally long whatever it is.
-    pub(super) fn is_tag(&mut self, frame: &[u8], tag: &[u8]) -> bool {
+    pub(super) fn is_tag(&mut self, frame: &[&[u8]], tag: &[u8]) -> bool {
         let own = self.tag(frame);
         // A MAC of both: equal if they are, and no early end tells where they differ.
         verify(&self.key, &own, hmac::sign(&self.key, tag).as_ref())

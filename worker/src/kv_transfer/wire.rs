@@ -1,17 +1,20 @@
-//! What two workers say to each other, version 1, over one TCP connection for each transfer. Numbers are
+//! What two workers say to each other, version 2, over one TCP connection for each transfer. Numbers are
 //! little-endian. The importer begins:
 //!
 //! ```text
 //! hello   "KWKV" version u16, nonce [32]                       importer
 //! reply   "KWKV" version u16, nonce [32], proof [32]           exporter
 //! frame   length u32, kind u8, payload [length], tag [32]      both, from here on
-//!         1 ask      transfer u128, first u32, blocks u32, link [32], two texts: u16 and bytes
-//!         2 offer    blocks u32
+//!         1 ask      transfer u128, first u32, blocks u32, link [32], room, two texts: u16 and bytes
+//!         2 offer    blocks u32, whether they come through the room u8
 //!         3 refusal  cause u8
 //!         4 block    group u8, place u32, link [32], KV
 //!         5 end      nothing
-//!         6 find     tokens: u32 and ids u32, salt: u16 and bytes, two texts
+//!         6 find     tokens: u32 and ids u32, salt: u16 and bytes, room, two texts
 //!         7 from     first u32
+//!         8 placed   group u8, place u32, link [32], sum [16]; the KV is in the room
+//!         9 read     blocks u32 that the importer has read there
+//! room    process u32, file u32, places u32, 0 where there is none: see room.rs
 //! ```
 //!
 //! An ask names a prompt that is kept for the importer. A find has a prompt, of which the importer takes
@@ -23,16 +26,18 @@
 use std::io;
 use std::time::Duration;
 
+use bytes::Buf;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::timeout;
 
 use super::chain::Link;
 use super::fault::Fault;
+use super::room::{Mark, Spot};
 use super::seal::{Nonce, TAG, Tags};
 use crate::limits::KV_FIND_TOKENS_MAX;
 
 /// What this worker speaks.
-pub(super) const VERSION: u16 = 1;
+pub(super) const VERSION: u16 = 2;
 const MAGIC: [u8; 4] = *b"KWKV";
 /// Bytes of a hello.
 pub(super) const HELLO: usize = 4 + 2 + 32;
@@ -57,12 +62,25 @@ pub(super) enum Kind {
     End = 5,
     Find = 6,
     From = 7,
+    Placed = 8,
+    Read = 9,
 }
 
 impl Kind {
+    const ALL: [Self; 9] = [
+        Self::Ask,
+        Self::Offer,
+        Self::Refusal,
+        Self::Block,
+        Self::End,
+        Self::Find,
+        Self::From,
+        Self::Placed,
+        Self::Read,
+    ];
+
     fn of(byte: u8) -> Result<Self, Fault> {
-        let all = [Self::Ask, Self::Offer, Self::Refusal, Self::Block, Self::End, Self::Find, Self::From];
-        all.into_iter().find(|kind| *kind as u8 == byte).ok_or(Fault::Protocol)
+        Self::ALL.into_iter().find(|kind| *kind as u8 == byte).ok_or(Fault::Protocol)
     }
 }
 
@@ -77,6 +95,7 @@ pub(super) struct Ask {
     pub(super) blocks: u32,
     /// The name of that prefix.
     pub(super) link: Link,
+    pub(super) room: Spot,
     pub(super) numerics_id: String,
     pub(super) layout: String,
 }
@@ -86,6 +105,7 @@ pub(super) struct Ask {
 pub(super) struct Find {
     pub(super) tokens: Vec<u32>,
     pub(super) salt: Vec<u8>,
+    pub(super) room: Spot,
     pub(super) numerics_id: String,
     pub(super) layout: String,
 }
@@ -129,6 +149,7 @@ impl Ask {
         out.extend(self.first.to_le_bytes());
         out.extend(self.blocks.to_le_bytes());
         out.extend(self.link);
+        write_spot(&mut out, self.room);
         write_text(&mut out, &self.numerics_id);
         write_text(&mut out, &self.layout);
         out
@@ -142,6 +163,7 @@ impl Ask {
             first: u32::from_le_bytes(take(&mut rest)?),
             blocks: u32::from_le_bytes(take(&mut rest)?),
             link: take(&mut rest)?,
+            room: take_spot(&mut rest)?,
             numerics_id: take_text(&mut rest)?,
             layout: take_text(&mut rest)?,
         };
@@ -160,6 +182,7 @@ impl Find {
         out.extend(self.tokens.iter().flat_map(|id| id.to_le_bytes()));
         out.extend((self.salt.len() as u16).to_le_bytes());
         out.extend(&self.salt);
+        write_spot(&mut out, self.room);
         write_text(&mut out, &self.numerics_id);
         write_text(&mut out, &self.layout);
         Some(out)
@@ -176,6 +199,7 @@ impl Find {
         let find = Self {
             tokens: ids.iter().map(|id| u32::from_le_bytes(*id)).collect(),
             salt: take_bytes(&mut rest)?.to_vec(),
+            room: take_spot(&mut rest)?,
             numerics_id: take_text(&mut rest)?,
             layout: take_text(&mut rest)?,
         };
@@ -184,17 +208,16 @@ impl Find {
 }
 
 impl BlockHead {
-    /// As it is sent, with the block's KV behind it.
-    pub(super) fn write(&self, kv: &[u8]) -> Vec<u8> {
-        let mut out = Vec::with_capacity(BLOCK_HEAD + kv.len());
-        out.push(self.group);
-        out.extend(self.place.to_le_bytes());
-        out.extend(self.link);
-        out.extend(kv);
+    /// As it is sent, before the block's KV or its sum.
+    pub(super) fn write(&self) -> [u8; BLOCK_HEAD] {
+        let mut out = [0; BLOCK_HEAD];
+        out[0] = self.group;
+        out[1..5].copy_from_slice(&self.place.to_le_bytes());
+        out[5..].copy_from_slice(&self.link);
         out
     }
 
-    /// What was sent, and the KV.
+    /// What was sent, and the KV or its sum.
     pub(super) fn read(bytes: &[u8]) -> Result<(Self, &[u8]), Fault> {
         let mut rest = bytes;
         let [group] = take(&mut rest)?;
@@ -203,7 +226,21 @@ impl BlockHead {
     }
 }
 
-/// The one number of an offer, or of where to begin.
+/// An offer of so many blocks.
+pub(super) fn write_offer(blocks: u32, is_shared: bool) -> [u8; 5] {
+    let [a, b, c, d] = blocks.to_le_bytes();
+    [a, b, c, d, u8::from(is_shared)]
+}
+
+/// The blocks of an offer, and whether they come through the room.
+pub(super) fn read_offer(bytes: &[u8]) -> Result<(u32, bool), Fault> {
+    match *bytes {
+        [a, b, c, d, shared @ (0 | 1)] => Ok((u32::from_le_bytes([a, b, c, d]), shared == 1)),
+        _ => Err(Fault::Protocol),
+    }
+}
+
+/// The one number of where to begin, or of what was read.
 pub(super) fn read_number(bytes: &[u8]) -> Result<u32, Fault> {
     bytes.try_into().map(u32::from_le_bytes).map_err(|_| Fault::Protocol)
 }
@@ -234,6 +271,15 @@ fn take_text(rest: &mut &[u8]) -> Result<String, Fault> {
     std::str::from_utf8(text).map(str::to_owned).map_err(|_| Fault::Protocol)
 }
 
+fn take_spot(rest: &mut &[u8]) -> Result<Spot, Fault> {
+    let mut number = || -> Result<u32, Fault> { Ok(u32::from_le_bytes(take(rest)?)) };
+    Ok(Spot { process: number()?, file: number()?, places: number()? })
+}
+
+fn write_spot(out: &mut Vec<u8>, spot: Spot) {
+    out.extend([spot.process, spot.file, spot.places].into_iter().flat_map(u32::to_le_bytes));
+}
+
 /// Writes a text of which what is cut off makes another one.
 fn write_text(out: &mut Vec<u8>, text: &str) {
     let bytes = &text.as_bytes()[..text.len().min(TEXT_MAX)];
@@ -253,6 +299,8 @@ pub(super) struct Sealed<S> {
     pub(super) stream: S,
     pub(super) sends: Tags,
     pub(super) receives: Tags,
+    /// What a room of these two ends bears.
+    pub(super) mark: Mark,
     /// How long the other end may take for each step.
     pub(super) stall: Duration,
 }
@@ -260,13 +308,16 @@ pub(super) struct Sealed<S> {
 impl<S: AsyncRead + AsyncWrite + Unpin> Sealed<S> {
     /// Sends a frame with its tag.
     pub(super) async fn send(&mut self, kind: Kind, payload: &[u8]) -> Result<(), Fault> {
-        let mut frame = Vec::with_capacity(HEAD + payload.len() + TAG);
-        frame.extend((payload.len() as u32).to_le_bytes());
-        frame.push(kind as u8);
-        frame.extend(payload);
-        let tag = self.sends.tag(&frame);
-        frame.extend(tag);
-        within(self.stall, self.stream.write_all(&frame)).await
+        self.send_both(kind, payload, &[]).await
+    }
+
+    /// Sends a frame of two parts, which are not copied together, with its tag.
+    pub(super) async fn send_both(&mut self, kind: Kind, first: &[u8], rest: &[u8]) -> Result<(), Fault> {
+        let [a, b, c, d] = ((first.len() + rest.len()) as u32).to_le_bytes();
+        let head = [a, b, c, d, kind as u8];
+        let tag = self.sends.tag(&[&head, first, rest]);
+        let mut frame = Buf::chain(&head[..], first).chain(rest).chain(&tag[..]);
+        within(self.stall, self.stream.write_all_buf(&mut frame)).await
     }
 
     /// Takes in the next frame, with a payload of so many bytes at most.
@@ -274,15 +325,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Sealed<S> {
         let mut head = [0; HEAD];
         within(self.stall, self.stream.read_exact(&mut head)).await?;
         let (kind, length) = read_head(head, most)?;
-        let mut frame = vec![0; HEAD + length + TAG];
-        frame[..HEAD].copy_from_slice(&head);
-        within(self.stall, self.stream.read_exact(&mut frame[HEAD..])).await?;
-        let tag = frame.split_off(HEAD + length);
-        if !self.receives.is_tag(&frame, &tag) {
+        let mut payload = vec![0; length + TAG];
+        within(self.stall, self.stream.read_exact(&mut payload)).await?;
+        let tag = payload.split_off(length);
+        if !self.receives.is_tag(&[&head, &payload], &tag) {
             return Err(Fault::Corrupt);
         }
-        frame.drain(..HEAD);
-        Ok((kind, frame))
+        Ok((kind, payload))
     }
 }
 
@@ -309,7 +358,7 @@ mod tests {
         let nonces = Nonces { importer: [1; 32], exporter: [2; 32] };
         let (to, from) = (secret.tags(&nonces, To::Exporter), secret.tags(&nonces, To::Importer));
         let (sends, receives) = if is_importer { (to, from) } else { (from, to) };
-        Sealed { stream, sends, receives, stall: Duration::from_secs(5) }
+        Sealed { stream, sends, receives, mark: secret.mark(&nonces), stall: Duration::from_secs(5) }
     }
 
     /// The frames that a stream of these bytes gives, until its first fault.
@@ -342,12 +391,15 @@ mod tests {
     }
 
     fn ask() -> impl Strategy<Value = Ask> {
-        (any::<u128>(), any::<u32>(), any::<u32>(), any::<[u8; 32]>(), "\\PC{0,60}", "\\PC{0,60}").prop_map(
-            |(transfer, first, blocks, link, numerics_id, layout)| Ask {
+        let spot = any::<[u32; 3]>().prop_map(|[process, file, places]| Spot { process, file, places });
+        let numbers = (any::<u128>(), any::<u32>(), any::<u32>(), any::<[u8; 32]>());
+        (numbers, spot, "\\PC{0,60}", "\\PC{0,60}").prop_map(
+            |((transfer, first, blocks, link), room, numerics_id, layout)| Ask {
                 transfer,
                 first,
                 blocks,
                 link,
+                room,
                 numerics_id,
                 layout,
             },
@@ -366,14 +418,15 @@ mod tests {
             prop_assert!(ask.write().len() <= CONTROL_MAX);
             prop_assert_eq!(Ask::read(&ask.write()), Ok(ask.clone()));
             let head = BlockHead { group, place, link: ask.link };
-            let block = head.write(&kv);
+            let block = [&head.write()[..], &kv].concat();
+            prop_assert_eq!(read_offer(&write_offer(place, group > 9)), Ok((place, group > 9)));
             prop_assert_eq!(BlockHead::read(&block), Ok((head, &kv[..])));
             prop_assert_eq!(read_hello(&hello(&ask.link)), Ok(ask.link));
             let cut = ask.write();
             prop_assert_eq!(Ask::read(&cut[..cut.len() - 1]), Err(Fault::Protocol));
             prop_assert_eq!(Ask::read(&[&cut[..], &[0]].concat()), Err(Fault::Protocol));
             let (salt, tokens) = (kv, ids);
-            let find = Find { tokens, salt, numerics_id: ask.numerics_id, layout: ask.layout };
+            let find = Find { tokens, salt, room: ask.room, numerics_id: ask.numerics_id, layout: ask.layout };
             let written = find.write().unwrap();
             prop_assert!(written.len() <= FIND_MAX);
             prop_assert_eq!(Find::read(&written), Ok(find));
@@ -386,7 +439,7 @@ mod tests {
             let _ = Ask::read(&bytes);
             let _ = Find::read(&bytes);
             let _ = BlockHead::read(&bytes);
-            let _ = read_number(&bytes);
+            let _ = (read_number(&bytes), read_offer(&bytes));
             read_refusal(&bytes);
             let (came, fault) = frames(&bytes, most);
             prop_assert!(came.is_empty(), "without a tag nothing is taken");
@@ -421,7 +474,8 @@ mod tests {
     fn what_is_too_long_to_be_found_is_not_asked_for() {
         let find = |tokens, salt| {
             let (numerics_id, layout) = ("n".repeat(9_000), "l".repeat(9_000));
-            Find { tokens: vec![7; tokens], salt: vec![7; salt], numerics_id, layout }.write()
+            Find { tokens: vec![7; tokens], salt: vec![7; salt], room: Spot::default(), numerics_id, layout }
+                .write()
         };
         assert!(find(KV_FIND_TOKENS_MAX, TEXT_MAX).is_some_and(|find| find.len() <= FIND_MAX));
         assert_eq!((find(KV_FIND_TOKENS_MAX + 1, 0), find(0, TEXT_MAX + 1)), (None, None));
@@ -434,13 +488,13 @@ mod tests {
         assert_eq!(read_head([255, 255, 255, 255, 4], CONTROL_MAX), Err(Fault::Protocol));
         assert_eq!(read_head([0, 16, 0, 0, 4], CONTROL_MAX), Ok((Kind::Block, CONTROL_MAX)));
         assert_eq!(read_head([1, 16, 0, 0, 4], CONTROL_MAX), Err(Fault::Protocol));
-        assert_eq!(read_head([0, 0, 0, 0, 9], CONTROL_MAX), Err(Fault::Protocol));
+        assert_eq!(read_head([0, 0, 0, 0, 10], CONTROL_MAX), Err(Fault::Protocol));
     }
 
     #[test]
     fn another_version_is_told_from_another_protocol() {
         let mut bytes = hello(&[7; 32]);
-        bytes[4] = 2;
+        bytes[4] = 1;
         assert_eq!(read_hello(&bytes), Err(Fault::Version));
         assert_eq!(read_hello(b"GET / HTTP/1.1\r\nhost: ab\r\naccept: */*\r"), Err(Fault::Protocol));
     }

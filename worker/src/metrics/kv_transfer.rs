@@ -18,11 +18,30 @@ pub(crate) struct KvTransferMetrics {
     pub(crate) kept: IntGauge,
     pub(crate) export_blocks: IntCounter,
     pub(crate) import_blocks: IntCounter,
-    pub(crate) export_bytes: IntCounter,
-    pub(crate) import_bytes: IntCounter,
+    pub(crate) export_bytes: ByTransport,
+    pub(crate) import_bytes: ByTransport,
     pub(crate) export_seconds: Histogram,
     pub(crate) import_seconds: Histogram,
     transfers: IntCounterVec,
+}
+
+/// Bytes in one direction.
+#[derive(Debug)]
+pub(crate) struct ByTransport {
+    tcp: IntCounter,
+    shared_memory: IntCounter,
+}
+
+impl ByTransport {
+    fn new(bytes: &IntCounterVec, direction: &str) -> Self {
+        let over = |transport| bytes.with_label_values(&[direction, transport]);
+        Self { tcp: over("tcp"), shared_memory: over("shared_memory") }
+    }
+
+    /// Those over one transport.
+    pub(crate) fn over(&self, is_shared: bool) -> &IntCounter {
+        if is_shared { &self.shared_memory } else { &self.tcp }
+    }
 }
 
 impl KvTransferMetrics {
@@ -36,7 +55,8 @@ impl KvTransferMetrics {
         };
         let direction = &["direction"];
         let blocks = counters("kv_transfer_blocks", "KV blocks that went between workers.", direction)?;
-        let bytes = counters("kv_transfer_bytes", "Bytes of KV that went between workers.", direction)?;
+        let help = "Bytes of KV that went between workers, over TCP or through memory that they share.";
+        let bytes = counters("kv_transfer_bytes", help, &["direction", "transport"])?;
         let help = "Transfers of KV between workers, by how they ended.";
         let transfers = counters("kv_transfers", help, &["direction", "outcome"])?;
         for direction in ["export", "import"] {
@@ -48,8 +68,8 @@ impl KvTransferMetrics {
             kept: new.gauge("kv_transfers_kept", "Prompts whose KV is kept for other workers to fetch.")?,
             export_blocks: blocks.with_label_values(&["export"]),
             import_blocks: blocks.with_label_values(&["import"]),
-            export_bytes: bytes.with_label_values(&["export"]),
-            import_bytes: bytes.with_label_values(&["import"]),
+            export_bytes: ByTransport::new(&bytes, "export"),
+            import_bytes: ByTransport::new(&bytes, "import"),
             export_seconds: seconds.with_label_values(&["export"]),
             import_seconds: seconds.with_label_values(&["import"]),
             transfers,

@@ -5,9 +5,11 @@ use super::*;
 #[tokio::test]
 async fn in_every_family_the_answer_is_that_of_one_worker() {
     for source in FAMILIES.map(family).into_iter().chain([ModelSource::Random]) {
-        let kind = || Kind { source: source.clone(), ..Kind::default() };
-        let (first, second) = (Node::start(kind()).await, Node::start(kind()).await);
-        for len in [3, 16, 17, 64, 150] {
+        let kind = |shared_memory| Kind { source: source.clone(), shared_memory, ..Kind::default() };
+        let first = Node::start(kind(true)).await;
+        let (near, far) = (Node::start(kind(true)).await, Node::start(kind(false)).await);
+        for (len, is_shared) in [3, 16, 17, 64, 150].into_iter().flat_map(|len| [(len, true), (len, false)]) {
+            let second = if is_shared { &near } else { &far };
             let request = request(len, &len.to_string());
             let offered = first.offered(&request).await;
             let blocks = (len as usize - 1) / 16;
@@ -21,10 +23,18 @@ async fn in_every_family_the_answer_is_that_of_one_worker() {
             );
             assert_eq!((tokens, cached), (first.alone(&request).await, 0), "{source} {len}");
         }
-        first.is_empty().await;
-        second.is_empty().await;
-        assert_eq!(first.exports("done"), second.imports("done"));
-        assert_eq!(first.transfers.metrics.export_bytes.get(), second.transfers.metrics.import_bytes.get());
+        for node in [&first, &near, &far] {
+            node.is_empty().await;
+        }
+        assert_eq!(first.exports("done"), near.imports("done") + far.imports("done"));
+        // Each went as it was to, and equally much.
+        let (given, taken) = (&first.transfers.metrics.export_bytes, |node: &Node, is_shared| {
+            node.transfers.metrics.import_bytes.over(is_shared).get()
+        });
+        let bytes = given.over(true).get();
+        assert!(bytes > 0);
+        assert_eq!([given.over(false).get(), taken(&near, true), taken(&far, false)], [bytes; 3]);
+        assert_eq!([taken(&near, false), taken(&far, true)], [0; 2]);
     }
 }
 

@@ -11,7 +11,7 @@ use crate::kv_transfer::seal::{Nonces, To};
 use crate::kv_transfer::wire::{Ask, BlockHead, CONTROL_MAX, HELLO, Kind as Word, Sealed};
 
 /// The exporter's part, up to what is asked for.
-async fn asked(listener: &TcpListener) -> (Sealed<TcpStream>, Ask) {
+pub(super) async fn asked(listener: &TcpListener) -> (Sealed<TcpStream>, Ask) {
     let (mut stream, _) = listener.accept().await.unwrap();
     let mut hello = [0; HELLO];
     stream.read_exact(&mut hello).await.unwrap();
@@ -20,7 +20,8 @@ async fn asked(listener: &TcpListener) -> (Sealed<TcpStream>, Ask) {
     let reply = [&wire::hello(&nonces.exporter)[..], &secret.proof(&nonces)].concat();
     stream.write_all(&reply).await.unwrap();
     let (sends, receives) = (secret.tags(&nonces, To::Importer), secret.tags(&nonces, To::Exporter));
-    let mut channel = Sealed { stream, sends, receives, stall: Duration::from_secs(60) };
+    let mut channel =
+        Sealed { stream, sends, receives, mark: secret.mark(&nonces), stall: Duration::from_secs(60) };
     let (word, ask) = channel.receive(CONTROL_MAX).await.unwrap();
     assert_eq!(word, Word::Ask);
     (channel, Ask::read(&ask).unwrap())
@@ -29,7 +30,7 @@ async fn asked(listener: &TcpListener) -> (Sealed<TcpStream>, Ask) {
 /// A block as it is sent.
 fn frame(block: &BlockKv, link: Link) -> (Word, Vec<u8>) {
     let head = BlockHead { group: block.group as u8, place: block.place as u32, link };
-    (Word::Block, head.write(&block.bytes))
+    (Word::Block, [&head.write()[..], &block.bytes].concat())
 }
 
 /// What is said after the ask, and how the importer takes it: by which fault, with how many blocks used.
@@ -42,10 +43,14 @@ struct Saying {
 
 /// With the blocks of a prompt, and the names of its prefixes.
 fn sayings(blocks: &[BlockKv], links: &[Link]) -> Vec<Saying> {
-    let offer = (Word::Offer, (blocks.len() as u32).to_le_bytes().to_vec());
+    let offer = (Word::Offer, wire::write_offer(blocks.len() as u32, false).to_vec());
     let end = || (Word::End, Vec::new());
     let good = |i: usize| frame(&blocks[i], links[i + 1]);
     let first = &blocks[0];
+    let placed = |i: usize| {
+        let head = BlockHead { group: 0, place: i as u32, link: links[i + 1] };
+        (Word::Placed, [&head.write()[..], &[0; 16]].concat())
+    };
     let say = |what, frames: Vec<_>, outcome, used| {
         let frames = [vec![offer.clone()], frames].concat();
         Saying { what, frames, outcome, used }
@@ -55,7 +60,7 @@ fn sayings(blocks: &[BlockKv], links: &[Link]) -> Vec<Saying> {
     let mut endless: Vec<_> = (0..blocks.len()).map(good).collect();
     endless.push(good(0));
     vec![
-        alone("more than was asked for", (Word::Offer, 9_u32.to_le_bytes().to_vec()), "protocol"),
+        alone("more than was asked for", (Word::Offer, wire::write_offer(9, false).to_vec()), "protocol"),
         alone("an offer of no number", (Word::Offer, vec![1]), "protocol"),
         alone("a block without an offer", good(0), "protocol"),
         alone("a refusal for no known cause", (Word::Refusal, vec![99]), "protocol"),
@@ -71,6 +76,8 @@ fn sayings(blocks: &[BlockKv], links: &[Link]) -> Vec<Saying> {
         say("the second block first", vec![good(1), good(0), end()], "no_room", 0),
         say("more blocks than there are", endless, "protocol", blocks.len()),
         say("an end too soon", vec![good(0), end()], "done", 1),
+        say("a block in a room, offered without one", vec![placed(0)], "protocol", 0),
+        say("word of a reader", vec![good(0), (Word::Read, vec![1, 0, 0, 0])], "protocol", 1),
     ]
 }
 

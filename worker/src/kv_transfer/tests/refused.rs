@@ -161,10 +161,10 @@ impl Middle {
 /// A bit that is flipped, or a connection that ends, anywhere: what came before is used, nothing behind it.
 #[tokio::test]
 async fn what_was_changed_or_cut_on_the_way_is_not_used() {
-    let (first, second) = (Node::start(Kind::default()).await, Node::start(Kind::default()).await);
+    let (first, second) = (Node::start(apart()).await, Node::start(apart()).await);
     let block = first.transfers.identity.layout.block_bytes[0];
     let frame = 5 + wire::BLOCK_HEAD + block + seal::TAG;
-    let head = wire::HELLO + seal::TAG + 5 + 4 + seal::TAG;
+    let head = wire::HELLO + seal::TAG + 5 + 5 + seal::TAG;
     let expected = first.alone(&request(70, "")).await;
     let mut bytes: Vec<usize> = vec![0, 4, 7, 40, 70, 75, 80, head - 1];
     bytes
@@ -217,7 +217,8 @@ async fn a_silent_end_is_given_up() {
     let tags = |to| Secret::none().tags(&nonces, to);
     let (sends, receives) = (tags(seal::To::Exporter), tags(seal::To::Importer));
     let stall = Duration::from_secs(5);
-    let mut channel = wire::Sealed { stream: near, sends, receives, stall };
+    let mark = Secret::none().mark(&nonces);
+    let mut channel = wire::Sealed { stream: near, sends, receives, mark, stall };
     let began = tokio::time::Instant::now();
     assert_eq!(channel.receive(100).await, Err(Fault::Timeout));
     assert_eq!(
@@ -260,7 +261,8 @@ async fn options_that_cannot_be_are_refused_with_a_reason() {
     std::fs::write(key.path(), "  0123456789abcde \n").unwrap();
     let refused = async |listen: &str, key_file: Option<&Path>| {
         let key_file = key_file.map(Path::to_owned);
-        let options = KvTransferOptions { listen: listen.parse().unwrap(), host: None, key_file, keep: KEEP };
+        let listen = listen.parse().unwrap();
+        let options = KvTransferOptions { listen, host: None, key_file, keep: KEEP, shared_memory: true };
         bind(&options).await.err().map(|error| error.to_string()).unwrap_or_default()
     };
     assert!(refused("0.0.0.0:0", None).await.contains("needs kv-transfer-key-file"));
