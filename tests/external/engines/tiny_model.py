@@ -2,7 +2,7 @@
 real one.
 
 full: every layer keeps all of a prompt (Qwen3). deep: the same, so large that a prompt takes its time. agent: as full, with a template
-that shows tools and their calls. varied: as full, with weights so large that its text differs from token to token.
+that shows tools and their calls. varied: as agent, with weights so large that its text differs from token to token.
 window: of six layers five keep the last 128 tokens alone (Gemma 3), so that its cache has groups, of which the one that keeps all comes
 last. sees: pictures stand among the text (Qwen2-VL), a token for each 16 by 16 pixels where its makers' have 28 by 28, so that their
 price is nobody's guess. Run with the Python that has vLLM.
@@ -112,7 +112,7 @@ def main():
         return write_seeing(args.folder)
     model = transformers.AutoModelForCausalLM.from_config(config(args.kind), dtype=torch.bfloat16)
     model.save_pretrained(args.folder)
-    tokenizer(template=AGENT if args.kind == "agent" else TEMPLATE).save_pretrained(args.folder)
+    tokenizer(template=AGENT if args.kind in ("agent", "varied") else TEMPLATE).save_pretrained(args.folder)
 
 
 main()

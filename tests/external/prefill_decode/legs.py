@@ -15,6 +15,7 @@ from predictions import text  # noqa: E402
 BLOCKS = 512
 # In bf16 two words may be as likely as each other, and then one engine alone says now the one, now the other.
 EXACT = ["--dtype", "float32"]
+CALLS = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
 LEASE_S = 30
 NIXL = ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"})]
 
@@ -23,7 +24,7 @@ class Part(Engine):
     """An engine that gives KV to others or takes it."""
 
     def __init__(self, args, model, nth, role):
-        super().__init__(args, args.scratch, model, nth, BLOCKS, [*EXACT, *NIXL])
+        super().__init__(args, args.scratch, model, nth, BLOCKS, [*EXACT, *CALLS, *NIXL])
         self.role = role
         self.env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), "UCX_TLS": "tcp,self,sm",
                     "UCX_NET_DEVICES": "lo"}
@@ -41,8 +42,12 @@ class Part(Engine):
         return sum(series(self.port, "vllm:kv_cache_usage_perc").values())
 
 
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {
+    "type": "object", "properties": {"word": {"enum": ["cache", "prefix", "window"]}}, "required": ["word"], "additionalProperties": False}}}
+
+
 def streamed(port, path, body):
-    """The text of a stream, and its usage."""
+    """The text of a stream with the arguments of its calls, and its usage."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
     answer, said, usage = connection.getresponse(), "", None
@@ -53,9 +58,15 @@ def streamed(port, path, body):
             chunk = json.loads(line[6:])
             usage = chunk.get("usage") or usage
             for choice in chunk["choices"]:
-                said += choice.get("text") or choice.get("delta", {}).get("content") or ""
+                said += choice.get("text") or words_of(choice.get("delta", {}))
     connection.close()
     return said, usage
+
+
+def words_of(message):
+    """What is said in a message or a part of one."""
+    calls = (call["function"].get("arguments") or "" for call in message.get("tool_calls") or [])
+    return (message.get("content") or "") + "".join(calls)
 
 
 def answered(port, path, body):
@@ -66,14 +77,16 @@ def answered(port, path, body):
         sys.exit(f"{status}: {answer}")
     answer = json.loads(answer)
     choice = answer["choices"][0]
-    return choice["text"] if "text" in choice else choice["message"]["content"], answer["usage"]
+    return choice["text"] if "text" in choice else words_of(choice["message"]), answer["usage"]
 
 
 class Talk:
-    """A conversation: chats, or completions that grow; whole or as streams."""
+    """A conversation: chats, with a tool or without one, or completions that grow; whole or as streams."""
 
     def __init__(self, chance, nth):
-        self.chance, self.chats, self.stream = chance, nth % 3 != 0, nth % 2 == 0
+        self.chance, self.chats, self.stream, self.has_tool = chance, nth % 3 != 0, nth % 2 == 0, nth % 3 == 2
+        # Its next answer is a call of the tool.
+        self.calls = False
         self.messages, self.prompt = [{"role": "system", "content": text(chance, 140)}], text(chance, 140)
 
     def next(self):
@@ -81,6 +94,12 @@ class Talk:
         common = {"model": MODEL, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
         if self.stream:
             common |= {"stream": True, "stream_options": {"include_usage": True}}
+        if self.has_tool:
+            self.calls = not self.calls
+            common["tools"] = [TOOL]
+            # Whole arguments, however long, and nothing behind them.
+            common |= {"tool_choice": {"type": "function", "function": {"name": "look_up"}}, "max_tokens": 64, "ignore_eos": False} if self.calls else \
+                {"tool_choice": "none"}
         if self.chats:
             self.messages.append({"role": "user", "content": words})
             return "/v1/chat/completions", {**common, "messages": self.messages}
@@ -88,6 +107,11 @@ class Talk:
         return "/v1/completions", {**common, "prompt": self.prompt}
 
     def said(self, words):
+        if self.calls:
+            call = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": words}}
+            self.messages += [{"role": "assistant", "content": None, "tool_calls": [call]},
+                              {"role": "tool", "tool_call_id": "c1", "content": text(self.chance, 20)}]
+            return
         self.messages.append({"role": "assistant", "content": words})
         self.prompt += words
 
@@ -142,7 +166,7 @@ def main():
     parse.add_argument("--from-tokens", type=int, default=1, help="uncached tokens from which on a prompt is computed elsewhere")
     args = parse.parse_args()
     model = tiny_model(args, "varied")
-    alone = Engine(args, args.scratch, model, "alone", BLOCKS, EXACT)
+    alone = Engine(args, args.scratch, model, "alone", BLOCKS, [*EXACT, *CALLS])
     prefill = [Part(args, model, f"prefill-{nth}", "prefill") for nth in range(args.prefill)]
     decode = [Part(args, model, f"decode-{nth}", "decode") for nth in range(args.decode)]
     engines, gateway = [alone, *prefill, *decode], None
