@@ -39,6 +39,7 @@ pub use self::{
     trouble::{Present, Trouble},
 };
 use crate::{
+    api::Api,
     config::{KvSource, Role, WorkerConfig},
     fleet::{
         ejection::{Ejections, Gate},
@@ -99,7 +100,7 @@ pub struct Worker {
     heard_ms: AtomicU64,
     /// Until when it is not asked to compute a prompt for another, likewise; 0: it was never found to keep no
     /// KV.
-    no_kv_until_ms: AtomicU64,
+    no_kv_until_ms: [AtomicU64; 3],
     models: RwLock<Option<Vec<Model>>>,
     failed: Notify,
     /// What its probes find wrong with it.
@@ -135,7 +136,7 @@ impl Worker {
             prefix: config.url.path().trim_end_matches('/').to_owned(),
             health: Mutex::new(Health::new(now)),
             heard_ms: AtomicU64::new(now.as_millis() as u64),
-            no_kv_until_ms: AtomicU64::new(0),
+            no_kv_until_ms: Default::default(),
             models: RwLock::new(None),
             failed: Notify::new(),
             trouble: Mutex::default(),
@@ -236,14 +237,23 @@ impl Worker {
         self.models.read().as_ref()?.first()?.numerics_id.clone()
     }
 
-    /// Whether it was found lately to keep no KV of prompts for others.
-    pub fn keeps_no_kv(&self, now: Duration) -> bool {
-        self.no_kv_until_ms.load(Relaxed) > now.as_millis() as u64
+    /// Whether it was found lately to keep no KV of an API's prompts for others.
+    pub fn keeps_no_kv(&self, api: Api, now: Duration) -> bool {
+        self.no_kv_until_ms(api).load(Relaxed) > now.as_millis() as u64
     }
 
     /// It kept no KV of a prompt that it computed for another. Returns whether that is news.
-    pub fn kept_no_kv(&self, now: Duration) -> bool {
-        self.no_kv_until_ms.swap((now + NO_KV_PAUSE).as_millis() as u64, Relaxed) == 0
+    pub fn kept_no_kv(&self, api: Api, now: Duration) -> bool {
+        self.no_kv_until_ms(api).swap((now + NO_KV_PAUSE).as_millis() as u64, Relaxed) == 0
+    }
+
+    fn no_kv_until_ms(&self, api: Api) -> &AtomicU64 {
+        let [chats, messages, responses] = &self.no_kv_until_ms;
+        match api {
+            Api::Messages => messages,
+            Api::Responses => responses,
+            Api::Chat | Api::Completions | Api::Other => chats,
+        }
     }
 
     /// Whether this model is a LoRA adapter there: then no other model shares its KV.

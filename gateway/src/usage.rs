@@ -17,7 +17,9 @@ use memchr::memmem::{self, Finder};
 use serde::de::IgnoredAny;
 use smallvec::SmallVec;
 
-use self::shapes::{in_tail, of};
+pub use self::shapes::of;
+
+use self::shapes::in_tail;
 use crate::{
     json::Value,
     limits::{MAX_USAGE_BODY_BYTES, USAGE_TAIL_BYTES},

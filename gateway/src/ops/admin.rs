@@ -126,7 +126,7 @@ async fn explained(request: Request, admin: &Admin, explaining: &Semaphore) -> R
     // As large as one prompt, and there is one at a time.
     let mut body = arriving::bounded(body, bounds, || None, || Ok(())).await?;
     let mut info = requests.read(Work::of(&Method::POST, &path), &path, &headers, &mut body).await;
-    info.may_move_kv = dispatch.may_move_kv(&path, &body);
+    info.moves_kv = dispatch.moves_kv(&path, &body);
     let router = Arc::clone(&admin.router);
     let explaining = move || {
         let drift = dispatch.doctor.look(&headers, (&body, &dispatch.requests.bodies.ignored), &info);

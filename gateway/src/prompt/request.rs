@@ -30,6 +30,7 @@ pub use self::{
     untold::Untold,
 };
 use crate::{
+    api::Api,
     json::{Outline, Value},
     limits::MAX_MODEL_BYTES,
     prompt::{
@@ -108,9 +109,9 @@ pub struct RequestInfo {
     pub kind: u64,
     /// What it makes its worker compute.
     pub work: Work,
-    /// Whether KV of its prompt may come from another worker than the one that answers. Only asked where
+    /// Its API, if KV of its prompt may come from another worker than the one that answers. Only asked where
     /// there are such workers.
-    pub may_move_kv: bool,
+    pub moves_kv: Option<Api>,
     /// Why the usage of its answer does not tell what was found of its prompt, if that is so.
     pub untold: Option<Untold>,
 }
@@ -244,7 +245,7 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
         session: None,
         kind: 0,
         work: Work::Generates,
-        may_move_kv: false,
+        moves_kv: None,
         untold,
     }
 }

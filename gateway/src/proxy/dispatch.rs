@@ -174,7 +174,7 @@ impl Dispatch {
             Box::pin(requests.add_tokens(info, parts.uri.path(), &content.text)).await;
         }
         requests.add_target(info, &parts, &content);
-        info.may_move_kv = self.may_move_kv(parts.uri.path(), &content.text);
+        info.moves_kv = self.moves_kv(parts.uri.path(), &content.text);
         let read = self.has_read(reading);
         if wish == Some(Wish::Count) {
             return self.count(info, record);
@@ -218,10 +218,10 @@ impl Dispatch {
         read
     }
 
-    /// Whether KV of a request's prompt may come from another worker than the one that answers.
-    pub(crate) fn may_move_kv(&self, path: &str, body: &[u8]) -> bool {
-        let there_are = || self.router.fleet().moves_kv();
-        kv_transfer::has_legs(path) && there_are() && kv_transfer::has_one_prompt(body)
+    /// The API of a request, if KV of its prompt may come from another worker than the one that answers.
+    pub(crate) fn moves_kv(&self, path: &str, body: &[u8]) -> Option<Api> {
+        let api = Some(Api::of(path)).filter(|api| api.says_its_end() && self.router.fleet().moves_kv())?;
+        kv_transfer::has_one_prompt(api, body).then_some(api)
     }
 
     /// The series of a request's model. The record is told of it, which name the client sent, and whether the

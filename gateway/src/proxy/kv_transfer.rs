@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{named_body, resume::ask::holds_several};
-use crate::{config::KvTransfer, json::Value, machine::heap};
+use crate::{api::Api, config::KvTransfer, json::Value, machine::heap, usage};
 
 /// vLLM's field of a body that says where KV is to come from or to go, and of an answer where it is.
 const PARAMS: &str = "kv_transfer_params";
@@ -32,7 +32,7 @@ pub(super) struct FirstLeg {
 impl FirstLeg {
     /// That of a request; `None` where it has several answers, says itself where KV comes from, or where the
     /// legs do not follow each other.
-    pub(super) fn of(contract: KvTransfer, body: &[u8]) -> Option<Self> {
+    pub(super) fn of(contract: KvTransfer, api: Api, body: &[u8]) -> Option<Self> {
         let (params, transfer_id) = match contract {
             KvTransfer::Nixl => (nixl::KEEP.to_owned(), None),
             KvTransfer::Mooncake => {
@@ -41,7 +41,7 @@ impl FirstLeg {
             }
             KvTransfer::Sglang => return None,
         };
-        Some(Self { body: one_token(body, &params)?, transfer_id })
+        Some(Self { body: one_token(api, body, &params)?, transfer_id })
     }
 }
 
@@ -52,9 +52,14 @@ pub(super) struct Prefilled {
     #[serde(rename = "kv_transfer_params")]
     pub(super) params: Option<Box<RawValue>>,
     /// Its tokens, and how many were found cached.
+    #[serde(skip)]
     pub(super) usage: Option<Usage>,
     #[serde(default)]
     choices: Vec<Ended>,
+    /// How a message ended.
+    stop_reason: Option<String>,
+    /// How a response did.
+    status: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -63,21 +68,25 @@ struct Ended {
 }
 
 impl Prefilled {
+    /// What an answer says, in any API; `None` of what is none.
+    pub(super) fn read(answer: &[u8]) -> Option<Self> {
+        let said: Self = serde_json::from_slice(answer).ok()?;
+        Some(Self { usage: usage::of(answer), ..said })
+    }
+
     /// Whether its token ended the answer, rather than the limit of one token.
     fn has_ended(&self) -> bool {
+        let is_other = |said: &Option<String>, limit| said.as_deref().is_some_and(|said| said != limit);
         self.choices.iter().any(|choice| choice.finish_reason.as_deref() != Some("length"))
+            || is_other(&self.stop_reason, "max_tokens")
+            || is_other(&self.status, "incomplete")
     }
 }
 
-/// Whether requests of this path may have a first leg: where engines take and say where KV is.
-pub(super) fn has_legs(path: &str) -> bool {
-    matches!(path, "/v1/chat/completions" | "/v1/completions")
-}
-
-/// The body that has a prompt computed and its KV kept: one token, no stream. `None` where the request has
-/// several answers, or says itself where KV comes from.
-fn one_token(body: &[u8], params: &str) -> Option<Bytes> {
-    let text = std::str::from_utf8(body).ok().filter(|_| has_one_prompt(body))?;
+/// The body that has a prompt computed and its KV kept: one token, no stream, and nothing that is stored.
+/// `None` where the request has several answers, or says itself where KV comes from.
+fn one_token(api: Api, body: &[u8], params: &str) -> Option<Bytes> {
+    let text = std::str::from_utf8(body).ok().filter(|_| has_one_prompt(api, body))?;
     let mut out = BytesMut::with_capacity(heap::room_for(body.len() + 192));
     out.put_slice(b"{");
     let mut limit = None;
@@ -88,6 +97,7 @@ fn one_token(body: &[u8], params: &str) -> Option<Bytes> {
             // The newer of the two is the one that counts, in engines too.
             "max_completion_tokens" if given => limit = Some("max_completion_tokens"),
             "stream" | "stream_options" | "min_tokens" | "max_tokens" | "max_completion_tokens" | PARAMS => {}
+            "max_output_tokens" | "store" | "background" if api == Api::Responses => {}
             _ => {
                 // A name is always written.
                 out.put_slice(serde_json::to_string(name.as_ref()).unwrap_or_default().as_bytes());
@@ -97,18 +107,24 @@ fn one_token(body: &[u8], params: &str) -> Option<Bytes> {
             }
         }
     }
-    let limit = limit.unwrap_or("max_tokens");
-    out.put_slice(format!(r#""{limit}":1,"stream":false,"{PARAMS}":{params}}}"#).as_bytes());
+    let end = match api {
+        Api::Responses => r#""max_output_tokens":1,"store":false"#.to_owned(),
+        _ => format!(r#""{}":1"#, limit.unwrap_or("max_tokens")),
+    };
+    out.put_slice(format!(r#"{end},"stream":false,"{PARAMS}":{params}}}"#).as_bytes());
     Some(out.freeze())
 }
 
-/// Whether a body has one prompt and one answer to it, and says nothing itself of where KV comes from.
-pub(super) fn has_one_prompt(body: &[u8]) -> bool {
+/// Whether a body has one prompt and one answer to it, and says nothing itself of where KV comes from. What goes
+/// on from a stored response has only a part of its prompt.
+pub(super) fn has_one_prompt(api: Api, body: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(body) else { return false };
     let is_one = |(name, value): (Cow<'_, str>, Value<'_>)| {
         let given = value.raw() != "null";
         match name.as_ref() {
             PARAMS | "prompt_embeds" | "prompt_logprobs" => !given,
+            "previous_response_id" | "conversation" | "prompt" if api == Api::Responses => !given,
+            "background" if api == Api::Responses => value.raw() != "true",
             "n" | "best_of" => !given || value.raw() == "1",
             "echo" | "use_beam_search" => value.raw() != "true",
             "prompt" => !holds_several(value),
@@ -132,7 +148,11 @@ mod tests {
     use super::*;
 
     fn prefill(body: &str) -> Option<Json> {
-        Some(serde_json::from_slice(&FirstLeg::of(KvTransfer::Nixl, body.as_bytes())?.body).unwrap())
+        prefill_of(Api::Chat, body)
+    }
+
+    fn prefill_of(api: Api, body: &str) -> Option<Json> {
+        Some(serde_json::from_slice(&FirstLeg::of(KvTransfer::Nixl, api, body.as_bytes())?.body).unwrap())
     }
 
     #[test]
@@ -149,7 +169,63 @@ mod tests {
             assert_eq!(prefill(&body.to_string()), None, "{body}");
         }
         assert_eq!((prefill("[]"), prefill("{"), prefill("")), (None, None, None));
-        assert!(FirstLeg::of(KvTransfer::Sglang, b"{}").is_none(), "its legs go at once");
+        assert!(FirstLeg::of(KvTransfer::Sglang, Api::Chat, b"{}").is_none(), "its legs go at once");
+    }
+
+    #[test]
+    fn agents_apis_have_first_legs_in_their_own_words() {
+        let keep: Json = serde_json::from_str(nixl::KEEP).unwrap();
+        let body = r#"{"system":"s","thinking":{"type":"enabled","budget_tokens":2048},"max_tokens":4096,"stream":true}"#;
+        assert_eq!(
+            prefill_of(Api::Messages, body),
+            Some(
+                json!({"system": "s", "thinking": {"type": "enabled", "budget_tokens": 2048}, "max_tokens": 1,
+                        "stream": false, "kv_transfer_params": keep})
+            )
+        );
+        let body = r#"{"input":"i","max_output_tokens":90,"store":true,"background":false,"stream":true,"previous_response_id":null}"#;
+        assert_eq!(
+            prefill_of(Api::Responses, body),
+            Some(json!({"input": "i", "max_output_tokens": 1, "store": false, "stream": false,
+                        "previous_response_id": null, "kv_transfer_params": keep}))
+        );
+        for body in [
+            json!({"previous_response_id": "resp_1"}),
+            json!({"conversation": "conv_1"}),
+            json!({"prompt": {"id": "p"}}),
+            json!({"background": true}),
+        ] {
+            assert_eq!(prefill_of(Api::Responses, &body.to_string()), None, "{body}");
+        }
+    }
+
+    #[test]
+    fn every_api_says_how_its_token_ended_and_what_was_cached() {
+        for (answer, cached, has_ended) in [
+            (
+                r#"{"choices":[{"finish_reason":"length"}],"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}}"#,
+                Some(4),
+                false,
+            ),
+            (r#"{"choices":[{"finish_reason":"stop"}]}"#, None, true),
+            (
+                r#"{"stop_reason":"max_tokens","usage":{"input_tokens":5,"cache_read_input_tokens":4}}"#,
+                Some(4),
+                false,
+            ),
+            (r#"{"stop_reason":"end_turn"}"#, None, true),
+            (
+                r#"{"status":"incomplete","usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":4}}}"#,
+                Some(4),
+                false,
+            ),
+            (r#"{"status":"completed","usage":null}"#, None, true),
+        ] {
+            let said = Prefilled::read(answer.as_bytes()).unwrap();
+            let usage = said.usage.clone().unwrap_or_default();
+            assert_eq!((usage.cached_tokens(), said.has_ended()), (cached, has_ended), "{answer}");
+        }
+        assert!(Prefilled::read(b"[1").is_none());
     }
 
     #[test]

@@ -20,6 +20,7 @@ use super::{
     silence,
 };
 use crate::{
+    api::Api,
     clock::{self, Instant},
     error::Error,
     fleet::Worker,
@@ -97,13 +98,16 @@ impl PrefillLeg<'_> {
         let mut ran = Ran { handed: None, suspect: None, may_go_on: true };
         let now = router.now();
         let contract = choice.worker.kv_transfer();
-        let cannot = |worker: &&Arc<Worker>| worker.keeps_no_kv(now) || worker.kv_transfer() != contract;
+        let api = Api::of(asked.parts.uri.path());
+        let cannot = |worker: &&Arc<Worker>| worker.keeps_no_kv(api, now) || worker.kv_transfer() != contract;
         let mut tried: Vec<_> = router.fleet().all().iter().filter(cannot).map(|worker| worker.id).collect();
         let most = tried.len() + MAX_PREFILL_LEGS;
         if !router.has_prefill(&asked.info, &tried) {
             return self.in_one(choice, ran);
         }
-        let Some(mut first) = FirstLeg::of(contract, &asked.body) else { return self.in_one(choice, ran) };
+        let Some(mut first) = FirstLeg::of(contract, api, &asked.body) else {
+            return self.in_one(choice, ran);
+        };
         let mut accusations: Vec<Accusation> = Vec::new();
         let mut refusals = 0;
         while tried.len() < most && router.has_prefill(&asked.info, &tried) {
@@ -114,7 +118,7 @@ impl PrefillLeg<'_> {
             let Ok(chosen) = router.choose_prefill(&asked.info, &tried).await else { break };
             let worker = Arc::clone(&chosen.worker);
             tried.push(worker.id);
-            if !is_first && let Some(anew) = FirstLeg::of(contract, &asked.body) {
+            if !is_first && let Some(anew) = FirstLeg::of(contract, api, &asked.body) {
                 // Under a name of its own.
                 first = anew;
             }
@@ -133,10 +137,11 @@ impl PrefillLeg<'_> {
                         ran.suspect = retries.poisons.broke(asked, worker.id, router.now());
                         ran.may_go_on = asked.broken.may_break_another();
                     }
-                    if broken.outcome == "no_params" && worker.kept_no_kv(router.now()) {
+                    if broken.outcome == "no_params" && worker.kept_no_kv(api, router.now()) {
                         tracing::warn!(
                             worker = %worker.name,
                             kv_transfer = contract.as_str(),
+                            path = asked.parts.uri.path(),
                             "it computes prompts for others and says nothing of their KV: vLLM keeps it with --kv-transfer-config, \
                              and with Mooncake says at its bootstrap port who it is; it is asked again in {} s",
                             NO_KV_PAUSE.as_secs()
@@ -246,7 +251,7 @@ impl PrefillLeg<'_> {
         }
         let body = Limited::new(answer.into_body(), PREFILL_ANSWER_BYTES_MAX).collect().await;
         let body = body.map_err(|_| ("lost", Some(Charge::Lost)))?.to_bytes();
-        serde_json::from_slice(&body).map_err(|_| ("unreadable", None))
+        Prefilled::read(&body).ok_or(("unreadable", None))
     }
 
     fn not_computed(self, worker: &Worker, error: &SendError) -> (&'static str, Option<Charge>) {

@@ -32,6 +32,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::{Choice, Router, Rules, Setting, Ticket, legs::keep_no_kv, setting::Few, ticket::Sending};
 use crate::{
+    api::Api,
     clock,
     error::Error,
     fleet::{Fleet, Worker},
@@ -43,6 +44,8 @@ pub(super) struct Held {
     setting: Setting,
     /// The workers that may compute its prompt for the one that answers, if there are any.
     prefill: Option<Box<Setting>>,
+    /// Its API, if it may have such a worker.
+    moves_kv: Option<Api>,
     /// Whose the blocks of its prompt are.
     index_owner: Owner,
     streams: bool,
@@ -106,7 +109,8 @@ impl Held {
     fn look_again(&mut self, fleet: &Fleet, now: Duration) {
         self.setting.look_again(fleet, self.model.as_deref(), &self.tried);
         if let Some(prefill) = &mut self.prefill {
-            prefill.look_again(fleet, self.model.as_deref(), &keep_no_kv(fleet, now));
+            let passed = self.moves_kv.map(|api| keep_no_kv(fleet, api, now)).unwrap_or_default();
+            prefill.look_again(fleet, self.model.as_deref(), &passed);
         }
     }
 }

@@ -18,6 +18,7 @@ use super::{
     setting::{Few, Leg},
 };
 use crate::{
+    api::Api,
     config::{Role, RoutingConfig},
     fleet::{Fleet, Worker},
     prompt::request::RequestInfo,
@@ -103,9 +104,9 @@ impl LegRules {
 }
 
 /// Workers that have computed a prompt for another one, and said nothing of its KV: they are passed over.
-pub(super) fn keep_no_kv(fleet: &Fleet, now: Duration) -> Vec<WorkerId> {
+pub(super) fn keep_no_kv(fleet: &Fleet, api: Api, now: Duration) -> Vec<WorkerId> {
     let workers = fleet.all();
-    workers.iter().filter(|worker| worker.keeps_no_kv(now)).map(|worker| worker.id).collect()
+    workers.iter().filter(|worker| worker.keeps_no_kv(api, now)).map(|worker| worker.id).collect()
 }
 
 impl Router {
@@ -116,14 +117,14 @@ impl Router {
 
     /// The workers that may compute a request's prompt for another one, if it may be computed elsewhere.
     pub(super) fn prefill_setting(&self, request: &RequestInfo, now: Duration) -> Option<Box<Setting>> {
-        if !request.may_move_kv
-            || request.owner.is_some()
+        let api = request.moves_kv?;
+        if request.owner.is_some()
             || self.rules.read().legs.splitting == Splitting::Never
             || !self.fleet.has_prefill()
         {
             return None;
         }
-        let passed = keep_no_kv(&self.fleet, now);
+        let passed = keep_no_kv(&self.fleet, api, now);
         let setting = self.setting_for(request, &passed, Leg::Prefill).ok()?;
         (!setting.workers.is_empty()).then(|| Box::new(setting))
     }

@@ -98,7 +98,7 @@ impl Router {
 
     /// Whether a worker may fetch what another one has of a request's prompt.
     pub(super) fn may_pull(&self, request: &RequestInfo, leg: Leg) -> bool {
-        request.may_move_kv
+        request.moves_kv.is_some()
             && request.owner.is_none()
             && leg != Leg::Prefill
             && self.rules.read().legs.pulling != Splitting::Never

@@ -375,7 +375,7 @@ impl Router {
     /// What a worker for answers is taken to compute of prompts, if it has hardly had any: as much as those
     /// that are for prompts do on the mean. A guess instead made computing here look many times too slow.
     fn unknown_rate(&self, request: &RequestInfo, leg: Leg) -> Option<f64> {
-        if !request.may_move_kv || leg == Leg::Prefill {
+        if request.moves_kv.is_none() || leg == Leg::Prefill {
             return None;
         }
         let (mut sum, mut count) = (0.0, 0_u32);

@@ -1,6 +1,7 @@
 //! The cached tokens in an answer whose prompt another worker computed: the worker that answers counts what
 //! it found itself, which is nothing; the client is told what was found where the prompt was computed. An
-//! answer that does not say how much was cached stays as it is.
+//! answer that does not say how much was cached stays as it is. Anthropic's say so beside the rest of the
+//! prompt, which grows by as much as what was cached shrinks.
 
 use std::ops::Range;
 
@@ -10,8 +11,15 @@ use crate::{json::Value, sse};
 
 /// A JSON answer or chunk with so many cached tokens in its usage; `None` where it tells of none.
 pub fn in_json(text: &str, cached_tokens: u64) -> Option<String> {
-    let Range { start, end } = place(text)?;
-    Some([&text[..start], &cached_tokens.to_string(), &text[end..]].concat())
+    let mut numbers = numbers(text, cached_tokens)?;
+    numbers.sort_unstable_by_key(|(place, _)| place.start);
+    let (mut out, mut copied) = (String::with_capacity(text.len() + 16), 0);
+    for (place, number) in numbers {
+        out += &text[copied..place.start];
+        out += &number.to_string();
+        copied = place.end;
+    }
+    Some(out + &text[copied..])
 }
 
 /// Whole events of a stream, likewise.
@@ -35,13 +43,39 @@ pub fn in_events(events: Bytes, cached_tokens: u64) -> Bytes {
     out.freeze()
 }
 
-/// Where the number stands.
-fn place(text: &str) -> Option<Range<usize>> {
-    let usage = last(Value::document(text)?, "usage")?;
-    let details = last(usage.fields()?, "prompt_tokens_details")?;
-    let number = last(details.fields()?, "cached_tokens")?.raw();
-    let start = number.as_ptr() as usize - text.as_ptr() as usize;
-    number.starts_with(|c: char| c.is_ascii_digit()).then_some(start..start + number.len())
+/// The numbers to be written, and where.
+fn numbers(text: &str, cached_tokens: u64) -> Option<Vec<(Range<usize>, u64)>> {
+    let place = |number: &str| {
+        let start = number.as_ptr() as usize - text.as_ptr() as usize;
+        start..start + number.len()
+    };
+    let usage = usage(text)?;
+    if let Some(read) = last(usage.fields()?, "cache_read_input_tokens").and_then(count) {
+        let rest = last(usage.fields()?, "input_tokens").and_then(count)?;
+        let whole = read.1.saturating_add(rest.1);
+        let cached_tokens = cached_tokens.min(whole);
+        return Some(vec![(place(read.0), cached_tokens), (place(rest.0), whole - cached_tokens)]);
+    }
+    let details = ["prompt_tokens_details", "input_tokens_details"].into_iter();
+    let details = details.filter_map(|name| last(usage.fields()?, name)).find_map(Value::fields)?;
+    let (number, _) = last(details, "cached_tokens").and_then(count)?;
+    Some(vec![(place(number), cached_tokens)])
+}
+
+/// The usage of an answer, or of the answer that an event of a stream tells of.
+fn usage(text: &str) -> Option<Value<'_>> {
+    let own = last(Value::document(text)?, "usage").filter(|usage| usage.raw() != "null");
+    own.or_else(|| {
+        let within = ["response", "message"].into_iter();
+        within
+            .filter_map(|name| last(Value::document(text)?, name))
+            .find_map(|of| last(of.fields()?, "usage"))
+    })
+}
+
+/// A count as it is written, and read.
+fn count(value: Value<'_>) -> Option<(&str, u64)> {
+    Some((value.raw(), value.raw().parse().ok()?))
 }
 
 /// The value of the last field of a name, which is the one that counts.
@@ -62,6 +96,31 @@ mod tests {
                     r#"{"id":"a","usage":{"prompt_tokens":90, "prompt_tokens_details":{"cached_tokens":64}}} "#,
                 ),
             ),
+            (
+                r#"{"type":"response.completed","response":{"usage":{"input_tokens":90,"input_tokens_details":{"cached_tokens":3}}}}"#,
+                Some(
+                    r#"{"type":"response.completed","response":{"usage":{"input_tokens":90,"input_tokens_details":{"cached_tokens":64}}}}"#,
+                ),
+            ),
+            (
+                r#"{"type":"message","usage":{"input_tokens":80,"output_tokens":2,"cache_read_input_tokens":10}}"#,
+                Some(
+                    r#"{"type":"message","usage":{"input_tokens":26,"output_tokens":2,"cache_read_input_tokens":64}}"#,
+                ),
+            ),
+            (
+                r#"{"type":"message_start","message":{"usage":{"cache_read_input_tokens":0,"input_tokens":90}}}"#,
+                Some(
+                    r#"{"type":"message_start","message":{"usage":{"cache_read_input_tokens":64,"input_tokens":26}}}"#,
+                ),
+            ),
+            (
+                r#"{"usage":{"input_tokens":20,"cache_read_input_tokens":0}}"#,
+                Some(r#"{"usage":{"input_tokens":0,"cache_read_input_tokens":20}}"#),
+            ),
+            (r#"{"type":"message_start","message":{"usage":{"input_tokens":90}}}"#, None),
+            (r#"{"type":"message_delta","usage":{"output_tokens":9,"cache_read_input_tokens":0}}"#, None),
+            (r#"{"type":"response.created","response":{"usage":null}}"#, None),
             (r#"{"usage":{"prompt_tokens_details":null}}"#, None),
             (r#"{"usage":{"prompt_tokens_details":{"cached_tokens":null}}}"#, None),
             (r#"{"usage":null}"#, None),

@@ -13,7 +13,7 @@ use super::NAME;
 use crate::json::{Fields, Value};
 
 /// The usage in a chunk or whole answer.
-pub(super) fn of(json: &[u8]) -> Option<Usage> {
+pub fn of(json: &[u8]) -> Option<Usage> {
     let text = std::str::from_utf8(json).ok()?;
     Value::last_object_of_document(text, &NAME, read).or_else(|| {
         let mut within = None;

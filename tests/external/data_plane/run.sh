@@ -9,10 +9,12 @@ H2=4.4.1
 
 usage() {
     cat <<'EOF_USAGE'
-Usage: tests/external/data_plane/run.sh [at-once|cancel|overload] [arguments of bench.py, or of the script of that name]
+Usage: tests/external/data_plane/run.sh [at-once|instructions|cancel|overload] [arguments of bench.py, or of the script of that name]
 
   at-once                  two builds of keyway at the same time on one core, instead of several proxies in turn: finds a difference
                            of a fiftieth (--base FILE, --only unary|streams, --repeats 8, --seconds 2)
+
+  instructions             user instructions of two builds, by callgrind: the same on a busy machine (--base FILE, --repeats 3)
 
   cancel                   how soon a worker notices that its client has left, instead of what a request costs
   overload                 goodput, refusals and a modest tenant's TTFT at four times what the fleet can do
@@ -49,10 +51,14 @@ fi
 for tool in nginx wrk taskset; do
     command -v $tool >/dev/null || { echo "$tool is missing: apt-get install nginx-light wrk util-linux" >&2; exit 1; }
 done
-if [[ ${1:-} == at-once ]]; then
+if [[ ${1:-} == at-once || ${1:-} == instructions ]]; then
+    part=${1/-/_}
     shift
+    if [[ $part == instructions ]] && ! command -v valgrind >/dev/null; then
+        echo "valgrind is missing: apt-get install valgrind" >&2 && exit 1
+    fi
     . "$root/tests/binaries.sh" -p keyway
-    exec python3 "$root/tests/external/data_plane/at_once.py" --keyway "$BIN_DIR/keyway" "$@"
+    exec python3 "$root/tests/external/data_plane/$part.py" --keyway "$BIN_DIR/keyway" "$@"
 fi
 SCRATCH=${SCRATCH:-$(mktemp -d)}
 mkdir -p "$SCRATCH"

@@ -42,6 +42,7 @@ class Part(Engine):
         return sum(series(self.port, "vllm:kv_cache_usage_perc").values())
 
 
+COMPLETIONS, CHAT, MESSAGES, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {
     "type": "object", "properties": {"word": {"enum": ["cache", "prefix", "window"]}}, "required": ["word"], "additionalProperties": False}}}
 
@@ -56,9 +57,14 @@ def streamed(port, path, body):
     for line in answer:
         if line.startswith(b"data: {"):
             chunk = json.loads(line[6:])
-            usage = chunk.get("usage") or usage
-            for choice in chunk["choices"]:
+            for told in (chunk, chunk.get("message") or {}, chunk.get("response") or {}):
+                usage = told.get("usage") or usage
+            for choice in chunk.get("choices", ()):
                 said += choice.get("text") or words_of(choice.get("delta", {}))
+            if chunk.get("type") == "content_block_delta":
+                said += chunk["delta"].get("text", "")
+            elif chunk.get("type") == "response.output_text.delta":
+                said += chunk["delta"]
     connection.close()
     return said, usage
 
@@ -76,35 +82,53 @@ def answered(port, path, body):
     if status != 200:
         sys.exit(f"{status}: {answer}")
     answer = json.loads(answer)
+    if path == MESSAGES:
+        return "".join(block.get("text", "") for block in answer["content"]), answer["usage"]
+    if path == RESPONSES:
+        return "".join(part.get("text", "") for item in answer["output"] for part in item.get("content") or ()), answer["usage"]
     choice = answer["choices"][0]
     return choice["text"] if "text" in choice else words_of(choice["message"]), answer["usage"]
 
 
+def prompt_of(usage):
+    """Tokens of the prompt, and how many of them were found cached, as any API says it."""
+    beside = usage.get("cache_read_input_tokens") or 0
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    return (usage.get("prompt_tokens") or usage["input_tokens"]) + beside, beside + (details.get("cached_tokens") or 0)
+
+
 class Talk:
-    """A conversation: chats, with a tool or without one, or completions that grow; whole or as streams."""
+    """A conversation: chats, with a tool or without one, Messages, Responses, or completions that grow; whole or as streams."""
 
     def __init__(self, chance, nth):
-        self.chance, self.chats, self.stream, self.has_tool = chance, nth % 3 != 0, nth % 2 == 0, nth % 3 == 2
+        self.path = (COMPLETIONS, CHAT, CHAT, MESSAGES, RESPONSES)[nth % 5]
+        self.chance, self.stream, self.has_tool = chance, nth % 2 == 0, nth % 5 == 2
         # Its next answer is a call of the tool.
         self.calls = False
         self.messages, self.prompt = [{"role": "system", "content": text(chance, 140)}], text(chance, 140)
 
     def next(self):
         words = text(self.chance, self.chance.randint(10, 60))
-        common = {"model": MODEL, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
-        if self.stream:
-            common |= {"stream": True, "stream_options": {"include_usage": True}}
+        common = {"model": MODEL, "max_tokens": 12, "temperature": 0, "ignore_eos": True, "stream": self.stream}
+        if self.stream and self.path in (CHAT, COMPLETIONS):
+            common |= {"stream_options": {"include_usage": True}}
         if self.has_tool:
             self.calls = not self.calls
             common["tools"] = [TOOL]
             # Whole arguments, however long, and nothing behind them.
             common |= {"tool_choice": {"type": "function", "function": {"name": "look_up"}}, "max_tokens": 64, "ignore_eos": False} if self.calls else \
                 {"tool_choice": "none"}
-        if self.chats:
-            self.messages.append({"role": "user", "content": words})
-            return "/v1/chat/completions", {**common, "messages": self.messages}
-        self.prompt += " " + words
-        return "/v1/completions", {**common, "prompt": self.prompt}
+        if self.path == COMPLETIONS:
+            self.prompt += " " + words
+            return self.path, {**common, "prompt": self.prompt}
+        self.messages.append({"role": "user", "content": words})
+        if self.path == CHAT:
+            return self.path, {**common, "messages": self.messages}
+        system, turns = self.messages[0]["content"], self.messages[1:]
+        if self.path == MESSAGES:
+            return self.path, {**common, "system": system, "messages": turns}
+        del common["max_tokens"]
+        return self.path, {**common, "instructions": system, "input": turns, "max_output_tokens": 12, "store": False}
 
     def said(self, words):
         if self.calls:
@@ -133,15 +157,15 @@ def run(args, gateway, alone, decode):
         after = [engine.fetched() for engine in decode]
         fetched, found = (sum(b[which] - a[which] for a, b in zip(before, after)) for which in (0, 1))
         alone_said, alone_usage = answered(alone.port, path, body)
-        cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
-        told["equal"] += said == alone_said and usage["prompt_tokens"] == alone_usage["prompt_tokens"]
+        prompt, cached = prompt_of(usage)
+        told["equal"] += said == alone_said and prompt == prompt_of(alone_usage)[0]
         # Without a first leg the engine that answers computes what it does not find.
         missing = 0 if done(gateway) > legs else args.from_tokens
-        whole = -BLOCK_TOKENS <= usage["prompt_tokens"] - fetched - found <= missing + BLOCK_TOKENS
+        whole = -BLOCK_TOKENS <= prompt - fetched - found <= missing + BLOCK_TOKENS
         told["within a block"] += whole
         if said != alone_said or not whole:
             print(f"request {nth}: {usage} fetched {fetched} found {found}, {said!r} alone {alone_said!r}", file=sys.stderr)
-        for key, more in (("fetched", fetched), ("found", found), ("prompt", usage["prompt_tokens"]), ("cached told", cached)):
+        for key, more in (("fetched", fetched), ("found", found), ("prompt", prompt), ("cached told", cached)):
             told[key] += int(more)
         talk.said(said)
     return told

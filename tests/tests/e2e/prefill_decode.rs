@@ -182,6 +182,67 @@ async fn a_first_leg_that_fails_costs_the_client_nothing_but_time() {
     }
 }
 
+/// An engine may keep KV of chats and know nothing of that in another API: then that one's prompts stay in one
+/// place, and no other's.
+#[tokio::test]
+async fn every_api_has_a_first_leg_of_its_own_words_and_is_passed_over_by_itself() {
+    let fleet = Fleet::start(1, 1).await;
+    let ask = async |path: &str, body: &Value| {
+        let mut client = Client::connect(fleet.gateway.addr).await;
+        client.post(path, body.to_string().as_bytes()).await;
+        client
+    };
+    let messages = |question: &str| {
+        json!({ "model": FAKE_MODEL, "max_tokens": 30, "system": "Be kind.",
+                "messages": [{ "role": "user", "content": long(question) }] })
+    };
+    let message = json!({ "type": "message", "role": "assistant", "content": [{ "type": "text", "text": "Me." }],
+                          "stop_reason": "max_tokens", "usage": { "input_tokens": 500, "output_tokens": 1, "cache_read_input_tokens": 0 } });
+    let mut client = ask("/v1/messages", &messages("Who?")).await;
+    let call = fleet.prefill[0].call().await;
+    let mut want = messages("Who?");
+    want["max_tokens"] = 1.into();
+    want["stream"] = false.into();
+    want["kv_transfer_params"] = json!({ "do_remote_decode": true, "do_remote_prefill": false });
+    assert_eq!((call.request.target().1, body(&call)), ("/v1/messages", want));
+    call.respond_json(200, &message).await;
+    let call = fleet.decode[0].call().await;
+    assert_eq!(body(&call), messages("Who?"), "the first leg said nothing of KV");
+    call.respond_json(200, &message).await;
+    assert_eq!(client.response().await.json(), message);
+    let mut client = ask("/v1/messages", &messages("And who else?")).await;
+    fleet.decode[0].call().await.respond_json(200, &message).await;
+    assert_eq!(client.response().await.status(), 200);
+    assert_eq!(fleet.legs("no_params").await, 1.0, "it is not asked again");
+    let mut client = fleet.ask(&chat(&long("A chat?"))).await;
+    keep(fleet.prefill[0].call().await, "p", 0).await;
+    fleet.decode[0].call().await.respond_json(200, &answer("Me.", 500, 0)).await;
+    assert_eq!(client.response().await.status(), 200);
+    let asked =
+        json!({ "model": FAKE_MODEL, "max_output_tokens": 30, "input": long("A response?"), "store": true });
+    let response = |cached: u64| {
+        json!({ "object": "response", "status": "incomplete", "output": [],
+                "usage": { "input_tokens": 500, "output_tokens": 1, "input_tokens_details": { "cached_tokens": cached } } })
+    };
+    let mut client = ask("/v1/responses", &asked).await;
+    let call = fleet.prefill[0].call().await;
+    assert_eq!(call.request.target().1, "/v1/responses");
+    let sent = body(&call);
+    assert_eq!(
+        (&sent["max_output_tokens"], &sent["store"], &sent["stream"]),
+        (&1.into(), &false.into(), &false.into())
+    );
+    let mut said = response(320);
+    said["kv_transfer_params"] = params("p");
+    call.respond_json(200, &said).await;
+    let call = fleet.decode[0].call().await;
+    assert_eq!((&body(&call)["store"], &body(&call)["kv_transfer_params"]), (&true.into(), &params("p")));
+    call.respond_json(200, &response(0)).await;
+    assert_eq!(client.response().await.json(), response(320), "one request has one usage");
+    assert_eq!(fleet.legs("done").await, 2.0);
+    fleet.gateway.idle().await;
+}
+
 #[tokio::test]
 async fn another_worker_computes_the_prompt_where_one_fails_or_is_away() {
     let fleet = Fleet::start(2, 1).await;

@@ -6,6 +6,8 @@ use keyway_tests::{Client, Gateway, Metrics, Next, RealWorker, eventually, post}
 use serde_json::{Value, json};
 
 const COMPLETIONS: &str = "/v1/completions";
+const MESSAGES: &str = "/v1/messages";
+const RESPONSES: &str = "/v1/responses";
 /// Tokens of a block.
 const BLOCK: u64 = 16;
 
@@ -64,10 +66,20 @@ fn long(i: usize) -> String {
 fn request(path: &str, i: usize, stream: bool) -> Value {
     let mut body = json!({ "max_tokens": 20, "temperature": 0, "ignore_eos": true, "stream": stream, "model": "keyway-random" });
     match path {
-        CHAT => body["messages"] = json!([{ "role": "user", "content": long(i) }]),
+        CHAT | MESSAGES => body["messages"] = json!([{ "role": "user", "content": long(i) }]),
+        RESPONSES => {
+            body["input"] = long(i).into();
+            body["max_output_tokens"] = body.as_object_mut().expect("an object").remove("max_tokens").into();
+        }
         _ => body["prompt"] = long(i).into(),
     }
-    if stream {
+    if path == MESSAGES {
+        // More than the one token that the first leg asks for.
+        body["thinking"] = json!({ "type": "enabled", "budget_tokens": 1024 });
+        body["max_tokens"] = 1025.into();
+        body["stop_sequences"] = json!([" "]);
+    }
+    if stream && matches!(path, CHAT | COMPLETIONS) {
         body["stream_options"] = json!({ "include_usage": true });
     }
     body
@@ -78,10 +90,31 @@ async fn whole(addr: std::net::SocketAddr, path: &str, body: &Value) -> (String,
     let response = post(addr, path, body.to_string().as_bytes()).await;
     assert_eq!(response.status(), 200, "{}", response.text());
     let said = response.json();
-    let choice = &said["choices"][0];
-    let text = choice["message"]["content"].as_str().or(choice["text"].as_str()).expect("text");
     assert_eq!(said.get("kv_transfer_params"), None, "no client is told where KV is");
-    (text.to_owned(), said["usage"].clone())
+    (text_of(&said), said["usage"].clone())
+}
+
+/// The text of a whole answer, or of a piece of one, in any API.
+fn text_of(said: &Value) -> String {
+    let choice = &said["choices"][0];
+    let blocks = [&said["content"], &said["output"]].into_iter().filter_map(Value::as_array).flatten();
+    let parts =
+        blocks.flat_map(|block| block["content"].as_array().cloned().unwrap_or_else(|| vec![block.clone()]));
+    let parts: Vec<Value> = parts.collect();
+    let pieces =
+        [&choice["message"]["content"], &choice["text"], &choice["delta"]["content"], &said["delta"]["text"]];
+    let response_piece = (said["type"] == "response.output_text.delta").then(|| &said["delta"]);
+    let pieces = pieces.into_iter().chain(response_piece).chain(parts.iter().map(|part| &part["text"]));
+    pieces.filter_map(Value::as_str).collect()
+}
+
+/// Tokens of the prompt, and how many of them were cached, by a usage of any API.
+fn prompt_of(usage: &Value) -> (u64, u64) {
+    let count = |name: &str| usage[name].as_u64().unwrap_or(0);
+    let details = [&usage["prompt_tokens_details"], &usage["input_tokens_details"]].into_iter();
+    let within: u64 = details.filter_map(|details| details["cached_tokens"].as_u64()).sum();
+    let beside = count("cache_read_input_tokens");
+    (count("prompt_tokens") + count("input_tokens") + beside, within + beside)
 }
 
 /// The same of a stream.
@@ -96,10 +129,17 @@ async fn streamed(addr: std::net::SocketAddr, path: &str, body: &Value) -> (Stri
             return (text, usage);
         }
         let event: Value = serde_json::from_str(&event).expect("JSON");
-        let choice = &event["choices"][0];
-        text += choice["delta"]["content"].as_str().or(choice["text"].as_str()).unwrap_or_default();
-        if event["usage"].is_object() {
-            usage = event["usage"].clone();
+        text += &text_of(&event);
+        for said in [&event["usage"], &event["message"]["usage"], &event["response"]["usage"]] {
+            if prompt_of(said).0 > 0 {
+                usage = said.clone();
+            }
+        }
+        if matches!(
+            event["type"].as_str(),
+            Some("message_stop" | "response.completed" | "response.incomplete")
+        ) {
+            return (text, usage);
         }
     }
 }
@@ -108,11 +148,9 @@ async fn streamed(addr: std::net::SocketAddr, path: &str, body: &Value) -> (Stri
 async fn two_workers_say_what_one_says_and_the_prompt_is_computed_once() {
     let fleet = Fleet::start("120").await;
     let (mut requests, mut behind_blocks) = (0, 0);
-    for (i, (path, stream)) in [(CHAT, false), (CHAT, true), (COMPLETIONS, false), (COMPLETIONS, true)]
-        .repeat(3)
-        .into_iter()
-        .enumerate()
-    {
+    let paths = [CHAT, COMPLETIONS, MESSAGES, RESPONSES].into_iter();
+    let ways: Vec<_> = paths.flat_map(|path| [(path, false), (path, true)]).collect();
+    for (i, (path, stream)) in ways.repeat(2).into_iter().enumerate() {
         let body = request(path, i, stream);
         let ask = async |addr| {
             if stream { streamed(addr, path, &body).await } else { whole(addr, path, &body).await }
@@ -120,7 +158,8 @@ async fn two_workers_say_what_one_says_and_the_prompt_is_computed_once() {
         let (text, usage) = ask(fleet.gateway.addr).await;
         let (expected, _) = ask(fleet.alone.addr()).await;
         assert_eq!(text, expected, "{path} {stream}");
-        let prompt = usage["prompt_tokens"].as_u64().expect("a count");
+        assert!(path == MESSAGES || !text.is_empty(), "{path} {stream}");
+        let (prompt, _) = prompt_of(&usage);
         assert!(prompt > 10 * BLOCK, "{usage}");
         behind_blocks += prompt - (prompt - 1) / BLOCK * BLOCK;
         requests += 1;
@@ -142,6 +181,28 @@ async fn two_workers_say_what_one_says_and_the_prompt_is_computed_once() {
     assert_eq!(decode.sum("vllm:external_prefix_cache_hits_total", &[]), tokens("external"));
     let legs = fleet.gateway.metrics().await;
     assert_eq!(legs.sum("keyway_prefill_legs_total", &[("outcome", "done")]), f64::from(requests));
+}
+
+/// The client is told what was found where its prompt was computed, in every API's way.
+#[tokio::test]
+async fn what_was_cached_is_told_as_of_one_worker() {
+    let fleet = Fleet::start("120").await;
+    for (i, path) in [CHAT, COMPLETIONS, MESSAGES, RESPONSES].into_iter().enumerate() {
+        for stream in [false, true] {
+            let body = request(path, 30 + 2 * i + usize::from(stream), stream);
+            let ask = async || {
+                let addr = fleet.gateway.addr;
+                if stream { streamed(addr, path, &body).await.1 } else { whole(addr, path, &body).await.1 }
+            };
+            let (prompt, _) = prompt_of(&ask().await);
+            let usage = ask().await;
+            let full = (prompt - 1) / BLOCK * BLOCK;
+            assert_eq!(prompt_of(&usage), (prompt, full), "{path} {stream}: {usage}");
+        }
+    }
+    let legs = fleet.gateway.metrics().await;
+    assert_eq!(legs.sum("keyway_prefill_legs_total", &[("outcome", "done")]), 16.0);
+    fleet.hold_nothing().await;
 }
 
 /// What the first leg said is of no use any more: its worker is gone, or the KV is.

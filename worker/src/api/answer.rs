@@ -7,6 +7,7 @@ use keyway_wire::openai::{PromptTokensDetails, Usage};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::kv_transfer;
 use super::logprobs::Namer;
 use super::request::{Call, Endpoint};
 use super::running::Running;
@@ -155,10 +156,7 @@ impl AnswerHead {
             (self.logprobs(choice, true), ids)
         };
         let told: Vec<_> = running.iter_mut().map(told).collect();
-        let keeps = running.iter().any(|choice| choice.keeps);
-        let kept = running.iter_mut().find_map(|choice| choice.kept.take());
-        let transfers = self.app.kv_transfers.as_ref().filter(|_| keeps);
-        let kv_transfer_params = transfers.and_then(|transfers| transfers.offer(kept));
+        let kv_transfer_params = kv_transfer::place(&self.app, running);
         let running: &[Running] = running;
         let mut prompt_logprobs = None;
         let mut choices = Vec::with_capacity(texts.len());

@@ -228,8 +228,13 @@ async fn whole(
     let mut texts = vec![Shown::default(); running.len()];
     poll_fn(|context| poll_all(&mut running, &mut texts, context)).await?;
     guard.set(outcome(running.iter().filter_map(|r| r.output.finish)));
-    if let (true, [choice], Some(text)) = (call.endpoint.is_of_agents(), &running[..], texts.first_mut()) {
-        return Ok(json_response(&agents_answer(app, call, choice, std::mem::take(text))));
+    if let (true, [_], Some(text)) = (call.endpoint.is_of_agents(), &running[..], texts.first_mut()) {
+        let place = kv_transfer::place(app, &mut running);
+        let mut answer = agents_answer(app, call, &running[0], std::mem::take(text));
+        if let Some(place) = place {
+            answer[kv_transfer::PARAMS] = place;
+        }
+        return Ok(json_response(&answer));
     }
     let usage = usage_of(&running);
     let ids = call.wants_ids().then(|| running.first_mut().map(|choice| choice.untold.take_ids()));

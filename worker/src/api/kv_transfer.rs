@@ -7,7 +7,7 @@ use super::App;
 use super::error::ApiError;
 use super::generate::Prepared;
 use super::params::{Params, kind};
-use super::request::Endpoint;
+use super::running::Running;
 use crate::kv_transfer::{Peer, RemoteKv};
 use crate::limits::HOST_BYTES_MAX;
 
@@ -27,13 +27,14 @@ pub(crate) enum KvWish {
     Pull(Option<Peer>),
 }
 
+/// Whether a request asks for its prompt's KV to be kept: then it wants no answer.
+pub(super) fn keeps(params: &Params) -> bool {
+    params.get(PARAMS).and_then(|fields| fields.get("do_remote_decode")) == Some(&Value::Bool(true))
+}
+
 /// Takes the field, where this worker moves KV. Without that it is left, and so refused.
-pub(super) fn take(params: &mut Params, app: &App, endpoint: Endpoint) -> Result<Option<KvWish>, ApiError> {
-    let keeps = |params: &Params| {
-        params.get(PARAMS).and_then(|fields| fields.get("do_remote_decode")) == Some(&Value::Bool(true))
-    };
-    // Agents' answers have no word for where KV is.
-    if app.kv_transfers.is_none() || endpoint.is_of_agents() && keeps(params) {
+pub(super) fn take(params: &mut Params, app: &App) -> Result<Option<KvWish>, ApiError> {
+    if app.kv_transfers.is_none() {
         return Ok(None);
     }
     let Some(fields) = params.take_object(PARAMS)? else { return Ok(None) };
@@ -95,6 +96,13 @@ fn peer<'a>(fields: &'a Map<String, Value>) -> Option<Peer> {
     let host = host.filter(|host| host.len() <= HOST_BYTES_MAX && host.bytes().all(is_of_hosts))?;
     let port = fields.get("remote_port").and_then(Value::as_u64)?;
     Some(Peer { host: host.to_owned(), port: port.try_into().ok()? })
+}
+
+/// Where the KV of an answered prompt is kept, if it is.
+pub(super) fn place(app: &App, running: &mut [Running]) -> Option<Value> {
+    let keeps = running.iter().any(|choice| choice.keeps);
+    let kept = running.iter_mut().find_map(|choice| choice.kept.take());
+    app.kv_transfers.as_ref().filter(|_| keeps)?.offer(kept)
 }
 
 /// Fetches what another worker has of the prompt, if all choices have one prompt.

@@ -133,7 +133,7 @@ impl Call {
             sampling.seed = seed;
         }
         let rules = take_rules(&mut params, app)?;
-        let kv = kv_transfer::take(&mut params, app, endpoint)?;
+        let kv = kv_transfer::take(&mut params, app)?;
         let mut call = Self {
             endpoint,
             model,
@@ -176,7 +176,8 @@ impl Call {
 
     /// KV is kept of one prompt, and told in a whole answer.
     fn check_kept(&self) -> Result<(), ApiError> {
-        let is_one = self.source.is_single() && self.shape.n == 1 && !self.stream;
+        let is_waited_for = !self.stream && !self.asked.in_background;
+        let is_one = self.source.is_single() && self.shape.n == 1 && is_waited_for;
         if self.kv != Some(KvWish::Keep) || is_one {
             return Ok(());
         }

@@ -64,18 +64,21 @@ pub(in crate::proxy) fn place(transfer_id: &str, engine_id: &str, bootstrap: (&s
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{config::KvTransfer, proxy::kv_transfer::FirstLeg};
+    use crate::{api::Api, config::KvTransfer, proxy::kv_transfer::FirstLeg};
 
     #[test]
     fn both_legs_bear_the_name_that_the_gateway_gives() {
-        let leg = FirstLeg::of(KvTransfer::Mooncake, br#"{"prompt":"a","stream":true}"#).unwrap();
+        let leg = FirstLeg::of(KvTransfer::Mooncake, Api::Chat, br#"{"prompt":"a","stream":true}"#).unwrap();
         let id = leg.transfer_id.unwrap();
         let want = format!(
             r#"{{"prompt":"a","max_tokens":1,"stream":false,"kv_transfer_params":{{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"{id}"}}}}"#
         );
         assert_eq!(leg.body, want);
         assert_eq!((id.len(), &id[..7]), (39, "keyway-"));
-        assert_ne!(FirstLeg::of(KvTransfer::Mooncake, b"{}").unwrap().transfer_id, Some(id.clone()));
+        assert_ne!(
+            FirstLeg::of(KvTransfer::Mooncake, Api::Chat, b"{}").unwrap().transfer_id,
+            Some(id.clone())
+        );
         assert_eq!(
             *place(&id, "e\"1_dp0", ("[::1]", 8998)),
             format!(

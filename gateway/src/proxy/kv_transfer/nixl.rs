@@ -16,7 +16,7 @@ pub(in crate::proxy) fn place(said: &Prefilled) -> Option<Box<str>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{config::KvTransfer, proxy::kv_transfer::FirstLeg};
+    use crate::{api::Api, config::KvTransfer, proxy::kv_transfer::FirstLeg};
 
     #[test]
     fn the_first_leg_asks_for_one_token_and_for_its_kv_to_be_kept() {
@@ -33,14 +33,14 @@ mod tests {
             ),
             ("{}", r#"{"max_tokens":1,"stream":false,"#),
         ] {
-            let leg = FirstLeg::of(KvTransfer::Nixl, body.as_bytes()).unwrap();
+            let leg = FirstLeg::of(KvTransfer::Nixl, Api::Chat, body.as_bytes()).unwrap();
             assert_eq!((leg.body, leg.transfer_id), (format!("{want}{KEPT}").into(), None), "{body}");
         }
     }
 
     #[test]
     fn what_the_worker_says_is_passed_on_word_for_word() {
-        let place = |text: &str| place(&serde_json::from_str(text).unwrap());
+        let place = |text: &str| place(&Prefilled::read(text.as_bytes()).unwrap());
         let said = r#"{"choices":[],"kv_transfer_params":{"remote_port": 56e2, "x":[1]}}"#;
         assert_eq!(place(said).as_deref(), Some(r#"{"remote_port": 56e2, "x":[1]}"#));
         assert_eq!((place(r#"{"kv_transfer_params":null}"#), place("{}")), (None, None));

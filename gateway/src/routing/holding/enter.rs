@@ -98,6 +98,7 @@ impl Router {
         let mut held = Held {
             setting,
             prefill,
+            moves_kv: request.moves_kv,
             index_owner,
             streams,
             turn,

@@ -6,6 +6,7 @@ use serde_json::value::RawValue;
 
 use super::*;
 use crate::{
+    api::Api,
     clock::Clock,
     fleet::{Model, ejection::Ejections},
     metrics::Metrics,
@@ -172,7 +173,7 @@ fn a_worker_for_answers_is_priced_by_those_for_prompts_until_it_has_computed_som
         (0..40).for_each(|_| at(name).rate.lock().observe(6_000, 6_000.0 / per_s));
     };
     let priced = |may_move_kv: bool| {
-        let request = RequestInfo { may_move_kv, ..request("word ") };
+        let request = RequestInfo { moves_kv: may_move_kv.then_some(Api::Chat), ..request("word ") };
         let setting = router.setting(&request, &[]).unwrap();
         let candidates = setting.candidates(Duration::from_secs(1), false);
         let mut rates: Vec<f64> = candidates.iter().map(|one| one.tokens_per_ms.round()).collect();

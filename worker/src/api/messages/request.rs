@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::api::App;
 use crate::api::error::ApiError;
+use crate::api::kv_transfer;
 use crate::api::params::{Params, kind};
 use crate::api::prompt::{PromptSource, reads_effort};
 use crate::api::tools::{ToolChoice, Tools};
@@ -22,7 +23,9 @@ pub(in crate::api) fn take(
     turn: &Turn,
 ) -> Result<(PromptSource, Tools), ApiError> {
     let max_tokens = params.take("max_tokens").ok_or_else(|| ApiError::missing("max_tokens"))?;
+    // One token is asked for where another worker answers.
     if let Some(budget) = take_thinking(params)?
+        && !kv_transfer::keeps(params)
         && max_tokens.as_u64().is_some_and(|max| budget as u64 >= max)
     {
         let what = "'thinking.budget_tokens' must be less than 'max_tokens'.";
