@@ -115,8 +115,8 @@ fn one_token(api: Api, body: &[u8], params: &str) -> Option<Bytes> {
     Some(out.freeze())
 }
 
-/// Whether a body has one prompt and one answer to it, and says nothing itself of where KV comes from. What goes
-/// on from a stored response has only a part of its prompt.
+/// Whether a body has one prompt and one answer to it, and says nothing itself of where KV comes from. What
+/// goes on from a stored response has only a part of its prompt.
 pub(super) fn has_one_prompt(api: Api, body: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(body) else { return false };
     let is_one = |(name, value): (Cow<'_, str>, Value<'_>)| {

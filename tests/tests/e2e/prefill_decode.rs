@@ -182,8 +182,8 @@ async fn a_first_leg_that_fails_costs_the_client_nothing_but_time() {
     }
 }
 
-/// An engine may keep KV of chats and know nothing of that in another API: then that one's prompts stay in one
-/// place, and no other's.
+/// An engine may keep KV of chats and know nothing of that in another API: then that one's prompts stay in
+/// one place, and no other's.
 #[tokio::test]
 async fn every_api_has_a_first_leg_of_its_own_words_and_is_passed_over_by_itself() {
     let fleet = Fleet::start(1, 1).await;

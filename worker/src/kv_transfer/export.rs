@@ -244,8 +244,8 @@ impl Way {
         self.channel.send_both(Kind::Placed, &head.write(), &sum).await
     }
 
-    /// Says that this was all, and waits until the importer has heard so where it still has a word to say: to a
-    /// connection that closes over unread words, what is on its way may be lost.
+    /// Says that this was all, and waits until the importer has heard so where it still has a word to say: to
+    /// a connection that closes over unread words, what is on its way may be lost.
     async fn end(&mut self) -> Result<(), Fault> {
         self.channel.send(Kind::End, &[]).await?;
         within(KV_STALL_MAX, self.channel.stream.shutdown()).await?;

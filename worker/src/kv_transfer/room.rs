@@ -4,8 +4,8 @@
 //! so in a frame that has the block's sum instead of its bytes. So a block is neither cut into packets nor
 //! tagged whole: who could change it could change this process itself.
 //!
-//! A room has places for a few megabytes of blocks, which are filled in turn. The importer says how many it has
-//! read; the exporter writes no block where one lies that was not read.
+//! A room has places for a few megabytes of blocks, which are filled in turn. The importer says how many it
+//! has read; the exporter writes no block where one lies that was not read.
 
 use std::fs::File;
 use std::io;
@@ -51,8 +51,8 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Makes one of about so many bytes for blocks of at most so many. `None` where the system has no such files,
-    /// or no more of them: blocks then go in frames.
+    /// Makes one of about so many bytes for blocks of at most so many. `None` where the system has no such
+    /// files, or no more of them: blocks then go in frames.
     pub(super) fn make(mark: &Mark, bytes: usize, block_bytes: usize) -> Option<Self> {
         let place_bytes = block_bytes.next_multiple_of(LINE).max(LINE);
         let places = u32::try_from((bytes / place_bytes).max(2)).ok()?;
@@ -68,8 +68,8 @@ impl Room {
         Spot { process: std::process::id(), file, places: self.places }
     }
 
-    /// Opens the one at a spot, if there is one with that mark: in another container, or of another user, there
-    /// is not. No other file is written to, whatever a spot names.
+    /// Opens the one at a spot, if there is one with that mark: in another container, or of another user,
+    /// there is not. No other file is written to, whatever a spot names.
     pub(super) fn open(spot: Spot, mark: &Mark, block_bytes: usize) -> Option<Self> {
         let Spot { process, file, places } = spot;
         let path = format!("/proc/{process}/fd/{file}");

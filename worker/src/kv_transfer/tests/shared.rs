@@ -1,4 +1,5 @@
-//! Blocks that go through memory of both ends, and an exporter or importer that does with it what it should not.
+//! Blocks that go through memory of both ends, and an exporter or importer that does with it what it should
+//! not.
 
 use super::hostile::asked;
 use super::*;
@@ -27,7 +28,8 @@ impl Exporter {
     }
 }
 
-/// What an exporter does with the importer's room: the fault that the importer finds, and how many blocks it uses.
+/// What an exporter does with the importer's room: the fault that the importer finds, and how many blocks it
+/// uses.
 async fn found(act: impl AsyncFnOnce(&mut Exporter)) -> (Vec<&'static str>, u64) {
     let (first, second) = (Node::start(Kind::default()).await, Node::start(Kind::default()).await);
     let request = request(70, "");
@@ -104,8 +106,8 @@ async fn what_is_not_whole_in_the_room_is_not_used() {
     assert_eq!(found(in_a_frame).await, (vec!["protocol"], 0), "it said that it would");
 }
 
-/// An importer that says to have read what was not written, or that has no room where it says: the exporter ends
-/// that transfer, or sends frames, and holds nothing.
+/// An importer that says to have read what was not written, or that has no room where it says: the exporter
+/// ends that transfer, or sends frames, and holds nothing.
 #[tokio::test]
 async fn an_importer_cannot_have_anything_else_written_or_held() {
     let first = Node::start(Kind::default()).await;
