@@ -50,11 +50,21 @@ fn numbers(text: &str, cached_tokens: u64) -> Option<Vec<(Range<usize>, u64)>> {
         start..start + number.len()
     };
     let usage = usage(text)?;
-    if let Some(read) = last(usage.fields()?, "cache_read_input_tokens").and_then(count) {
-        let rest = last(usage.fields()?, "input_tokens").and_then(count)?;
-        let whole = read.1.saturating_add(rest.1);
+    let of = |name| last(usage.fields()?, name).and_then(count);
+    if let Some(read) = of("cache_read_input_tokens") {
+        let (rest, created) = (of("input_tokens")?, of("cache_creation_input_tokens"));
+        let prompt = [Some(read), Some(rest), created].into_iter().flatten();
+        let whole = prompt.fold(0, |sum: u64, (_, tokens)| sum.saturating_add(tokens));
         let cached_tokens = cached_tokens.min(whole);
-        return Some(vec![(place(read.0), cached_tokens), (place(rest.0), whole - cached_tokens)]);
+        let mut numbers = vec![(place(read.0), cached_tokens)];
+        // What was cached was not put into the cache by this request, and the other way round.
+        let created = created.map_or(0, |(number, tokens)| {
+            let tokens = tokens.saturating_add(read.1).saturating_sub(cached_tokens);
+            numbers.push((place(number), tokens));
+            tokens
+        });
+        numbers.push((place(rest.0), (whole - cached_tokens).saturating_sub(created)));
+        return Some(numbers);
     }
     let details = ["prompt_tokens_details", "input_tokens_details"].into_iter();
     let details = details.filter_map(|name| last(usage.fields()?, name)).find_map(Value::fields)?;
@@ -112,6 +122,24 @@ mod tests {
                 r#"{"type":"message_start","message":{"usage":{"cache_read_input_tokens":0,"input_tokens":90}}}"#,
                 Some(
                     r#"{"type":"message_start","message":{"usage":{"cache_read_input_tokens":64,"input_tokens":26}}}"#,
+                ),
+            ),
+            (
+                r#"{"usage":{"input_tokens":4,"cache_creation_input_tokens":96,"cache_read_input_tokens":0}}"#,
+                Some(
+                    r#"{"usage":{"input_tokens":4,"cache_creation_input_tokens":32,"cache_read_input_tokens":64}}"#,
+                ),
+            ),
+            (
+                r#"{"usage":{"input_tokens":30,"cache_creation_input_tokens":16,"cache_read_input_tokens":32}}"#,
+                Some(
+                    r#"{"usage":{"input_tokens":14,"cache_creation_input_tokens":0,"cache_read_input_tokens":64}}"#,
+                ),
+            ),
+            (
+                r#"{"usage":{"input_tokens":4,"cache_creation_input_tokens":null,"cache_read_input_tokens":96}}"#,
+                Some(
+                    r#"{"usage":{"input_tokens":36,"cache_creation_input_tokens":null,"cache_read_input_tokens":64}}"#,
                 ),
             ),
             (

@@ -92,9 +92,9 @@ def answered(port, path, body):
 
 def prompt_of(usage):
     """Tokens of the prompt, and how many of them were found cached, as any API says it."""
-    beside = usage.get("cache_read_input_tokens") or 0
+    beside, created = (usage.get(f"cache_{what}_input_tokens") or 0 for what in ("read", "creation"))
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-    return (usage.get("prompt_tokens") or usage["input_tokens"]) + beside, beside + (details.get("cached_tokens") or 0)
+    return (usage.get("prompt_tokens") or usage["input_tokens"]) + beside + created, beside + (details.get("cached_tokens") or 0)
 
 
 class Talk:
@@ -163,8 +163,8 @@ def run(args, gateway, alone, decode):
         missing = 0 if done(gateway) > legs else args.from_tokens
         whole = -BLOCK_TOKENS <= prompt - fetched - found <= missing + BLOCK_TOKENS
         told["within a block"] += whole
-        if said != alone_said or not whole:
-            print(f"request {nth}: {usage} fetched {fetched} found {found}, {said!r} alone {alone_said!r}", file=sys.stderr)
+        if said != alone_said or prompt != prompt_of(alone_usage)[0] or not whole:
+            print(f"request {nth}: {usage} alone {alone_usage} fetched {fetched} found {found}, {said!r} alone {alone_said!r}", file=sys.stderr)
         for key, more in (("fetched", fetched), ("found", found), ("prompt", prompt), ("cached told", cached)):
             told[key] += int(more)
         talk.said(said)

@@ -21,6 +21,7 @@ TENANTS = {
     "slots": "max_in_flight = 16",
     "far": "requests_per_minute = 6000000.0\ntokens_per_minute = 6000000000.0\nmax_in_flight = 10000",
 }
+PASSWORD = "a-password-of-the-store"
 
 
 def free_port():
@@ -83,9 +84,29 @@ class Fleet:
         key = lambda name: hashlib.sha256(name.encode()).hexdigest()
         tables = [f'[[tenant]]\nname = "{name}"\nkey_sha256 = ["{key(name)}"]\n{limits}\n' for name, limits in TENANTS.items()]
         (self.folder / "tenants.toml").write_text("".join(tables))
+        if args.tls:
+            self.make_certificates()
+
+    def make_certificates(self):
+        """An authority, and what it signed for both ends."""
+        run = lambda *command: subprocess.run(["openssl", *command], cwd=self.folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        run("req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority", "-days", "2")
+        (self.folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\nbasicConstraints=CA:FALSE\n")
+        for name in ("server", "client"):
+            run("req", *new, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+            run("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-out", f"{name}.pem", "-days", "2",
+                "-extfile", "names")
 
     def start_store(self):
-        command = [self.args.server, "--port", str(self.store_port), "--save", "", "--appendonly", "no", "--dir", str(self.folder)]
+        command = [self.args.server, "--save", "", "--appendonly", "no", "--dir", str(self.folder), "--port"]
+        if self.args.tls:
+            files = [f"--tls-{option}-file={self.folder}/{name}" for option, name in
+                     (("cert", "server.pem"), ("key", "server.key"), ("ca-cert", "ca.pem"))]
+            files = [part for file in files for part in file.split("=")]
+            command += ["0", "--tls-port", str(self.store_port), "--tls-auth-clients", "yes", *files, "--requirepass", PASSWORD]
+        else:
+            command.append(str(self.store_port))
         self.store = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         end = time.monotonic() + 10
         while time.monotonic() < end:
@@ -100,7 +121,11 @@ class Fleet:
         text = f"worker = ['http://127.0.0.1:{self.worker.port}']\nlisten = '127.0.0.1:0'\nadmin_listen = '127.0.0.1:0'\n"
         text += f"[auth]\ntenants_file = '{self.folder}/tenants.toml'\n"
         if with_store:
-            text += f"[store]\nurl = 'redis://127.0.0.1:{self.store_port}'\ngateways = {self.args.gateways}\n"
+            at = f"rediss://:{PASSWORD}@localhost" if self.args.tls else "redis://127.0.0.1"
+            text += f"[store]\nurl = '{at}:{self.store_port}'\ngateways = {self.args.gateways}\n"
+        if with_store and self.args.tls:
+            text += "[store.tls]\n" + "".join(f"{key}_file = '{self.folder}/{name}'\n" for key, name in
+                                             (("ca", "ca.pem"), ("cert", "client.pem"), ("key", "client.key")))
         (self.folder / f"{name}.toml").write_text(text)
         log = open(self.folder / f"{name}.log", "w")
         child = subprocess.Popen([self.args.keyway, "--config", str(self.folder / f"{name}.toml")], stderr=log, stdout=log)

@@ -203,5 +203,6 @@ if __name__ == "__main__":
     parser.add_argument("--gateways", type=int, default=8)
     parser.add_argument("--asks", type=int, default=4000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tls", action="store_true")
     parser.add_argument("--alone", action="store_true")
     sys.exit(asyncio.run(main(parser.parse_args())))

@@ -11,7 +11,8 @@ Usage: tests/external/shared_limits/run.sh [arguments of limits.py]
   --gateways 8
   --asks 4000              requests of each kind to compare times
   --seed 1                 of the times of requests
-  --server redis-server    or valkey-server
+  --server redis-server    or valkey-server, or the path of one
+  --tls                    the store speaks TLS, asks gateways for their certificate, and wants a password (needs openssl)
   --alone                  gateways without a store: the suite must fail
 
 Environment (defaults):
