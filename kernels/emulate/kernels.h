@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "../src/attention.cuh"
+#include "../src/attention_latent_sm90.cuh"
 #include "../src/bulk.cuh"
 #include "../src/choice.cuh"
 #include "../src/gate.cuh"
@@ -31,6 +32,7 @@ namespace attention_cu {
 namespace attention_sm90_cu {
 #include "../src/attention_sm90.cu"
 #undef ATTENTION_SM90
+#undef ATTENTION_LATENT_SM90
 }
 namespace elementwise_cu {
 #include "../src/elementwise.cu"
@@ -136,6 +138,8 @@ inline const std::map<std::string, Kernel> kernels = {
     KERNEL(attention_sm90_64_bf16_apart),
     KERNEL(attention_sm90_128_bf16),
     KERNEL(attention_sm90_128_bf16_apart),
+    KERNEL(attention_sm90_latent_bf16),
+    KERNEL(attention_sm90_latent_bf16_apart),
     KERNEL(clamped_gate_mul),
     KERNEL(fill_in),
     KERNEL(gather),

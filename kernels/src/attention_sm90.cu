@@ -1,7 +1,10 @@
-// Causal attention of prompts over a paged KV cache of bf16 for Hopper: `attention.cu`'s contract and bits,
-// by `attention_sm90.cuh`. Of 128 rows an item; a block takes every so manieth of the `pieces`, which are the
+// Causal attention over a paged KV cache of bf16 for Hopper: `attention.cu`'s contract and bits. Of prompts,
+// by `attention_sm90.cuh`, 128 rows an item; of latents, for prompts and decode alike, by
+// `attention_latent_sm90.cuh`, 64 rows an item. A block takes every so manieth of the `pieces`, which are the
 // items for each KV head. `_apart` leaves every chunk's state in `partials`, for `attention_merge`; the
-// others have all chunks of their rows and join them themselves. Grid: (blocks).
+// others have all chunks of their rows and join them themselves, latents' by way of `partials`. Grid:
+// (blocks).
+#include "attention_latent_sm90.cuh"
 #include "attention_sm90.cuh"
 
 template <class A, bool APART>
@@ -67,3 +70,54 @@ ATTENTION_SM90(attention_sm90_64_bf16, 64, false)
 ATTENTION_SM90(attention_sm90_64_bf16_apart, 64, true)
 ATTENTION_SM90(attention_sm90_128_bf16, 128, false)
 ATTENTION_SM90(attention_sm90_128_bf16_apart, 128, true)
+
+template <bool APART>
+__device__ __forceinline__ void attend_latents(const Item* items, uint32_t pieces, const uint32_t* tables,
+                                               const uint16_t* q, uint32_t q_stride, const void* keys,
+                                               const float* sinks, uint16_t* out, float* partials, Shape shape,
+                                               float score_scale, float value_scale) {
+    Latents::prepare_barriers();
+    Latents::Turn turn;
+    const auto each = [&](const auto& attend) {
+        for (uint32_t i = blockIdx.x; i < pieces; i += gridDim.x) {
+            if (items[i].tokens == 0) continue;
+            attend(items[i], Latents(items[i], shape, tables, keys, nullptr, score_scale, 0));
+            ++turn.items;
+        }
+    };
+    if (threadIdx.x >= Latents::CONSUMERS) {
+        fewer_registers<40>();
+        each([&](const Item&, const Latents& attention) { attention.produce(turn, q, q_stride); });
+        return;
+    }
+    more_registers<232>();
+    each([&](const Item& item, const Latents& attention) {
+        if (APART) {
+            attention.consume(turn, [&](int chunk, const Latents::State& state) {
+                attention.store_partial(state, partials, item.slot + chunk - item.first_chunk,
+                                        Latents::first_row(), Latents::first_column());
+            });
+            return;
+        }
+        Latents::Joined total;
+        const int first = attention.first_tile() / Latents::PAIRS;
+        attention.consume(turn, [&](int chunk, const Latents::State& state) {
+            total.join(state, partials, chunk == first);
+        });
+        attention.store_joined(total, partials, out, sinks, value_scale);
+    });
+}
+
+#define ATTENTION_LATENT_SM90(name, apart)                                                                   \
+    extern "C" __global__ void __launch_bounds__(Latents::THREADS, 1)                                        \
+        name(const Item* items, uint32_t pieces, const uint32_t* tables, const uint16_t* q,                  \
+             uint32_t q_stride, const void* keys, const void*, const float* sinks, uint16_t* out,            \
+             float* partials, uint32_t kv_heads, uint32_t group, uint32_t page_shift, uint32_t window,       \
+             float score_scale, float value_scale) {                                                         \
+        follow();                                                                                            \
+        attend_latents<apart>(items, pieces, tables, q, q_stride, keys, sinks, out, partials,                \
+                              Shape{kv_heads, group, page_shift, window}, score_scale, value_scale);         \
+    }
+
+ATTENTION_LATENT_SM90(attention_sm90_latent_bf16, false)
+ATTENTION_LATENT_SM90(attention_sm90_latent_bf16_apart, true)

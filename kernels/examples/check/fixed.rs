@@ -101,7 +101,7 @@ fn variants(lab: &mut Lab<'_>, name: &str, processors: usize) -> Result<Vec<Vari
 /// Attention by every number of chunks in a block, joined at fixed positions and carried from one to the
 /// next.
 fn carries(lab: &mut Lab<'_>, attention: &Attention, processors: usize) -> Result<Vec<Variant>, String> {
-    let chosen = attention.chosen(processors);
+    let chosen = attention.chosen(lab, processors);
     let mut found =
         vec![Variant { label: "the worker's".into(), launches: attention.launches(lab, chosen, false)? }];
     // A prompt's blocks take all chunks; its states apart would fill the memory.

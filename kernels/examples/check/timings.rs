@@ -34,6 +34,7 @@ pub(crate) const NAMES: &[&str] = &[
     "decode_1x1024",
     "decode_1x32768",
     "decode_latent_32x4096",
+    "decode_latent_1x32768",
     "prefill_2048",
     "prefill_8192",
     "matmul_bf16_1x14336x4096",
@@ -132,6 +133,9 @@ fn work(lab: &mut Lab<'_>, name: &str, processors: usize) -> Result<Work, String
         "decode_1x1024" => decode(lab, Decode { sequences: 1, context: 1024, ..plain }),
         "decode_1x32768" => decode(lab, Decode { sequences: 1, context: 32_768, ..plain }),
         "decode_latent_32x4096" => decode(lab, Decode { kind: HeadKind::Latent, ..plain }),
+        "decode_latent_1x32768" => {
+            decode(lab, Decode { kind: HeadKind::Latent, sequences: 1, context: 32_768, ..plain })
+        }
         "prefill_2048" => Attention::prefill(lab, 2048)?.work(lab, processors),
         "prefill_8192" => Attention::prefill(lab, 8192)?.work(lab, processors),
         "matmul_bf16_1x14336x4096" => product(lab, Weights::Bf16, Unit::Warp, [1, 14_336, 4096]),

@@ -4,7 +4,7 @@
 use half::bf16;
 use keyway_kernels::cuda::matmul::Unit;
 use keyway_kernels::cuda::paged_attention::{
-    self, AttentionCut, AttentionPlan, Batch, HeadKind, KvType, Pages, Sequence,
+    self, AttentionCut, AttentionPlan, Batch, CutFor, HeadKind, KvType, Pages, Sequence,
 };
 use keyway_kernels::cuda::{Launch, Slice};
 
@@ -94,9 +94,13 @@ impl Attention {
     }
 
     /// How the worker cuts it.
-    pub(crate) fn chosen(&self, processors: usize) -> AttentionCut {
-        let Pages { kind, kv_heads, .. } = self.cache;
-        AttentionCut::choose(&self.sequences, kind, kv_heads, self.heads / kv_heads, processors)
+    pub(crate) fn chosen(&self, lab: &Lab<'_>, processors: usize) -> AttentionCut {
+        let Pages { kind, kv_type, kv_heads, .. } = self.cache;
+        let group = self.heads / kv_heads;
+        AttentionCut::choose(
+            &self.sequences,
+            &CutFor { kind, kv_type, kv_heads, group, unit: unit(lab), processors },
+        )
     }
 
     /// Cut so, with states joined at fixed positions or, `carried`, where blocks end.
@@ -120,18 +124,22 @@ impl Attention {
             sinks: None,
             window: None,
             processors: lab.processors(),
-            unit: if lab.has_warpgroups() { Unit::Warpgroup } else { Unit::Warp },
+            unit: unit(lab),
             scale: 1.0 / (kind.key_dim() as f32).sqrt(),
             kv_scale: [1.0; 2],
             out: self.out,
-            partials: lab.poisoned(plan.partial_floats(kv_heads, kind.value_dim()))?,
+            partials: lab.poisoned(plan.partial_floats(kv_heads, kind.value_dim(), lab.processors()))?,
         };
         Ok(paged_attention::launch(&self.cache, &batch))
     }
 
     /// As the worker launches it.
     pub(crate) fn work(&self, lab: &mut Lab<'_>, processors: usize) -> Result<Work, String> {
-        let launches = self.launches(lab, self.chosen(processors), false)?;
+        let launches = self.launches(lab, self.chosen(lab, processors), false)?;
         Ok(Work { launches, bytes: self.bytes, operations: self.operations })
     }
+}
+
+fn unit(lab: &Lab<'_>) -> Unit {
+    if lab.has_warpgroups() { Unit::Warpgroup } else { Unit::Warp }
 }

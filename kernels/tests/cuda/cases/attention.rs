@@ -82,12 +82,20 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
         setups.push(Setup { sequences, window, sinks: window.is_none(), ..plain.clone() });
     }
     for kv_type in [KvType::Bf16, KvType::Fp8] {
-        let sequences = vec![(1, 0), (2, 290)];
+        // Of those that have blocks of 64 rows, one row alone and a border of chunks inside a block.
+        let sequences = vec![(1, 0), (2, 290), (4, 253)];
         let latent =
             Setup { kind: HeadKind::Latent, kv_type, kv_heads: 1, group: 20, sequences, ..plain.clone() };
         setups.push(latent);
     }
     if lab.is_large() {
+        setups.push(Setup {
+            kind: HeadKind::Latent,
+            kv_heads: 1,
+            group: 128,
+            sequences: vec![(1, 1500), (3, 700)],
+            ..plain.clone()
+        });
         setups.push(Setup {
             kv_heads: 8,
             sequences: vec![(1, 4095), (300, 1700), (1, 777), (64, 0)],
@@ -154,13 +162,14 @@ fn run_one(lab: &mut Lab<'_>, setup: &Setup, page_size: usize) -> Result<(), Str
             lab.same(&format!("{rows} rows, {chunks:?} chunks apart"), &other, &out)?;
         }
     }
-    if setup.kv_type == KvType::Bf16 && setup.kind != HeadKind::Latent && lab.has_warpgroups() {
+    if setup.kv_type == KvType::Bf16 && lab.has_warpgroups() {
         // A block for each piece of work, and blocks that go from one to the next.
-        for (chunks, processors) in
-            [(None, 132), (None, 1), (None, 5), (Some(1), 132), (Some(1), 3), (Some(2), 2)]
-        {
+        let all_cuts = [(None, 1), (None, 132), (Some(1), 3), (None, 5), (Some(1), 132), (Some(2), 2)];
+        let (rows, cuts) =
+            if setup.kind == HeadKind::Latent { (64, &all_cuts[..3]) } else { (128, &all_cuts[..]) };
+        for &(chunks, processors) in cuts {
             let pipelined = Setup { unit: Unit::Warpgroup, processors, ..setup.clone() };
-            let other = data.run(lab, &pipelined, page_size, AttentionCut { rows: 128, chunks }, &all)?;
+            let other = data.run(lab, &pipelined, page_size, AttentionCut { rows, chunks }, &all)?;
             let what = format!("by warpgroups of {processors} blocks, {chunks:?} chunks apart");
             lab.same(&what, &other, &out)?;
         }
@@ -392,7 +401,7 @@ impl Data {
                 (KvType::Fp8, _) => KV_SCALE,
             },
             out,
-            partials: lab.poisoned(plan.partial_floats(setup.kv_heads, value_dim))?,
+            partials: lab.poisoned(plan.partial_floats(setup.kv_heads, value_dim, setup.processors))?,
         };
         lab.launch(launch(&pages, &batch))?;
         lab.download(out)

@@ -4,6 +4,7 @@
 use std::mem;
 
 use half::bf16;
+use keyway_kernels::cuda::paged_attention::CutFor;
 use keyway_kernels::cuda::sample::{SCORE_WORDS, Score};
 use keyway_kernels::cuda::{Device, DeviceError, Launch, Slice};
 
@@ -46,10 +47,14 @@ impl<D: Device> CudaBackend<D> {
             rope: &model.rope,
             cache_groups: &self.plan.groups,
             block_size: self.kv.block_size,
-            kind: model.heads.kind,
-            kv_heads: model.heads.kv_heads,
-            heads_per_kv: model.heads.heads / model.heads.kv_heads,
-            processors: model.device.processors(),
+            cut_for: CutFor {
+                kind: model.heads.kind,
+                kv_type: model.kv_type,
+                kv_heads: model.heads.kv_heads,
+                group: model.heads.heads / model.heads.kv_heads,
+                unit: model.weights.embedding.unit,
+                processors: model.device.processors(),
+            },
             round: model.sharing.as_ref().map(|sharing| sharing.plan.layout.tokens),
         };
         let (rules, moves) = model.room.rules.prepare(&mut model.device, &wanted(chunks, draws))?;

@@ -7,7 +7,7 @@
 
 use keyway_kernels::compute::Compute;
 use keyway_kernels::cuda::Slice;
-use keyway_kernels::cuda::paged_attention::{AttentionCut, AttentionPlan, HeadKind, ITEM_WORDS, Sequence};
+use keyway_kernels::cuda::paged_attention::{AttentionCut, AttentionPlan, CutFor, ITEM_WORDS, Sequence};
 use keyway_kernels::cuda::rope::NO_SLOT;
 use keyway_kernels::cuda::rules::{ROW_WORDS, RowRules};
 use keyway_kernels::cuda::sample::{NOT_WANTED, PARAMETER_WORDS, TOP};
@@ -91,11 +91,7 @@ pub(super) struct Fixed<'a> {
     pub(super) rope: &'a Rope,
     pub(super) cache_groups: &'a [CacheGroup],
     pub(super) block_size: usize,
-    pub(super) kind: HeadKind,
-    pub(super) kv_heads: usize,
-    /// Query heads per KV head.
-    pub(super) heads_per_kv: usize,
-    pub(super) processors: usize,
+    pub(super) cut_for: CutFor,
     /// Where ranks share the experts: rows of a round.
     pub(super) round: Option<usize>,
 }
@@ -242,11 +238,11 @@ impl GroupStep {
 
 impl Attend {
     fn new(words: &mut Words, sequences: &[Sequence], fixed: &Fixed<'_>, window: Option<usize>) -> Self {
-        let Fixed { kind, kv_heads, heads_per_kv, processors, .. } = *fixed;
-        let cut = AttentionCut::choose(sequences, kind, kv_heads, heads_per_kv, processors);
-        let mut plan = AttentionPlan::new(sequences, heads_per_kv, window, cut);
+        let group = fixed.cut_for.group;
+        let cut = AttentionCut::choose(sequences, &fixed.cut_for);
+        let mut plan = AttentionPlan::new(sequences, group, window, cut);
         if partial_floats(&plan, fixed) > ATTENTION_PARTIAL_FLOATS_MAX {
-            plan = AttentionPlan::new(sequences, heads_per_kv, window, AttentionCut { chunks: None, ..cut });
+            plan = AttentionPlan::new(sequences, group, window, AttentionCut { chunks: None, ..cut });
         }
         for list in [&mut plan.items, &mut plan.merges] {
             // An item of zeros has no tokens, so nothing to do.
@@ -259,7 +255,8 @@ impl Attend {
 }
 
 fn partial_floats(plan: &AttentionPlan, fixed: &Fixed<'_>) -> usize {
-    plan.partial_floats(fixed.kv_heads, fixed.kind.value_dim())
+    let CutFor { kind, kv_heads, processors, .. } = fixed.cut_for;
+    plan.partial_floats(kv_heads, kind.value_dim(), processors)
 }
 
 /// Of each row's position, one row after another.
