@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "../src/attention.cuh"
@@ -98,15 +99,26 @@ using namespace rope_cu;
 using namespace probe_cu;
 using namespace sample_cu;
 
+// What a parameter is, as launches say of their arguments.
+enum class Parameter : uint64_t { WORD, POINTER, FLOAT };
+
+template <class T>
+constexpr Parameter parameter() {
+    static_assert(std::is_pointer_v<T> || sizeof(T) == 4, "a parameter is an address or of four bytes");
+    if (std::is_pointer_v<T>) return Parameter::POINTER;
+    return std::is_floating_point_v<T> ? Parameter::FLOAT : Parameter::WORD;
+}
+
 struct Kernel {
-    // Bytes of each argument.
+    // Bytes of each argument, and what it is.
     std::vector<size_t> sizes;
+    std::vector<Parameter> parameters;
     std::function<void(const uint64_t*)> call;
 };
 
 template <class... A, size_t... I>
 Kernel entry(void (*kernel)(A...), std::index_sequence<I...>) {
-    return {{sizeof(A)...}, [=](const uint64_t* arguments) {
+    return {{sizeof(A)...}, {parameter<A>()...}, [=](const uint64_t* arguments) {
                 std::tuple<std::decay_t<A>...> typed;
                 (std::memcpy(&std::get<I>(typed), &arguments[I], sizeof(std::get<I>(typed))), ...);
                 kernel(std::get<I>(typed)...);

@@ -68,8 +68,9 @@ inline void catch_faults() {
     sigaction(SIGBUS, &action, nullptr);
 }
 
-// Runs a grid, its blocks and threads in an order that `seed` decides.
-inline void run_grid(const Kernel& kernel, Dim grid, Dim threads, size_t shared_bytes, uint64_t seed,
+// Runs a grid, its blocks and threads in an order that `seed` decides. How many bytes at the end of its shared
+// memory no block has written.
+inline size_t run_grid(const Kernel& kernel, Dim grid, Dim threads, size_t shared_bytes, uint64_t seed,
                      const uint64_t* arguments) {
     gridDim = grid, blockDim = threads;
     random.state = seed;
@@ -80,12 +81,17 @@ inline void run_grid(const Kernel& kernel, Dim grid, Dim threads, size_t shared_
             for (unsigned x = 0; x < grid.x; ++x) order.push_back({x, y, z});
     for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
     static Block block;
+    size_t used = 0;
     Buffer shared(shared_bytes, random.coin(), SHARED_ALIGNMENT);
     for (Dim index : order) {
         std::memset(shared.data, POISON, shared_bytes);
         run_block(block, index, shared.data);
         shared.check();
+        size_t used_here = shared_bytes;
+        while (used_here > used && shared.data[used_here - 1] == POISON) --used_here;
+        used = std::max(used, used_here);
     }
+    return shared_bytes - used;
 }
 
 }  // namespace emulate

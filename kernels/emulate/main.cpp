@@ -1,6 +1,6 @@
 // The emulator's process: keeps buffers, launches kernels of `kernels.h` on request, answers on standard
 // output. Words of the protocol are little-endian u64: 'A' id bytes, 'W' id offset bytes data, 'R' id
-// offset bytes -> data, 'P' id -> address, 'L' name grid block shared seed arguments -> 1.
+// offset bytes -> data, 'P' id -> address, 'L' name grid block shared seed arguments -> 1, 'U' -> a text.
 #include <map>
 #include <string>
 
@@ -20,12 +20,21 @@ uint64_t word() {
 
 std::map<uint64_t, std::unique_ptr<emulate::Buffer>> buffers;
 
+// Of each kernel that was launched, the fewest bytes of shared memory that a launch asked for in vain.
+std::map<std::string, size_t> in_vain;
+
 // Arguments as the launch sends them, each in the bytes of a u64; a pointer was sent as buffer id and offset.
-std::vector<uint64_t> read_arguments() {
+std::vector<uint64_t> read_arguments(const std::string& name, const Kernel& kernel) {
     std::vector<uint64_t> arguments;
-    for (uint64_t left = word(); left > 0; --left) {
-        uint64_t is_pointer = word(), value = word(), offset = word();
-        if (is_pointer && value != 0) {
+    if (word() != kernel.parameters.size()) emulate::fail("wrong number of arguments:", name.c_str());
+    for (Parameter parameter : kernel.parameters) {
+        uint64_t kind = word(), value = word(), offset = word();
+        if (Parameter(kind) != parameter) {
+            const char* const names[] = {"a whole number", "an address", "a float"};
+            std::string at = name + ": argument " + std::to_string(arguments.size()) + " is " + names[kind] + ", not";
+            emulate::fail(at.c_str(), names[uint64_t(parameter)]);
+        }
+        if (parameter == Parameter::POINTER && value != 0) {
             auto found = buffers.find(value);
             if (found == buffers.end()) emulate::fail("a launch names a buffer that does not exist");
             value = reinterpret_cast<uint64_t>(found->second->data) + offset;
@@ -47,12 +56,12 @@ void launch() {
     emulate::Dim grid = read_dim(), threads = read_dim();
     size_t shared_bytes = word();
     uint64_t seed = word();
-    std::vector<uint64_t> arguments = read_arguments();
     auto kernel = kernels.find(name);
     if (kernel == kernels.end()) emulate::fail("no such kernel:", name.c_str());
-    if (arguments.size() != kernel->second.sizes.size())
-        emulate::fail("wrong number of arguments:", name.c_str());
-    emulate::run_grid(kernel->second, grid, threads, shared_bytes, seed, arguments.data());
+    std::vector<uint64_t> arguments = read_arguments(name, kernel->second);
+    size_t unused = emulate::run_grid(kernel->second, grid, threads, shared_bytes, seed, arguments.data());
+    auto known = in_vain.emplace(name, unused).first;
+    known->second = std::min(known->second, unused);
     for (auto& buffer : buffers) buffer.second->check();
 }
 
@@ -63,7 +72,14 @@ int main() {
     emulate::Random sides{1};
     for (;;) {
         uint64_t command = word();
-        if (command == 'L') {
+        if (command == 'U') {
+            std::string text;
+            for (auto& [name, bytes] : in_vain)
+                text += name + " " + std::to_string(bytes) + "\n";
+            uint64_t length = text.size();
+            std::fwrite(&length, 8, 1, stdout);
+            std::fwrite(text.data(), 1, text.size(), stdout);
+        } else if (command == 'L') {
             launch();
             uint64_t done = 1;
             std::fwrite(&done, 8, 1, stdout);

@@ -11,6 +11,7 @@ pub mod elementwise;
 pub mod gather;
 #[cfg(feature = "cuda")]
 pub mod gpu;
+mod kernel;
 pub mod matmul;
 pub mod moe;
 pub mod paged_attention;
@@ -27,3 +28,4 @@ pub mod sample;
 pub const NUMERICS_VERSION: u32 = 5;
 
 pub use device::{Argument, Device, DeviceError, Element, Launch, Slice};
+pub use kernel::Kernel;

@@ -2,7 +2,9 @@
 //! words. Here both sides' sources are read, and compared.
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail the test by panicking")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use keyway_kernels::cuda::Kernel;
 
 /// A constant of Rust in `src/cuda`, and what it is called in which file of `src`.
 type Pair = (&'static str, &'static str, &'static str, &'static str);
@@ -39,8 +41,12 @@ const PAIRS: &[Pair] = &[
     ("sample.rs", "WARPS", "sample_row.cuh", "WARPS"),
 ];
 
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
+}
+
 fn read(path: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(path);
+    let path = sources().join(path);
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
@@ -101,4 +107,48 @@ fn constants_are_read_in_both_languages() {
         [value(source, "ROWS"), value(source, "WORDS / WARPS"), value(source, "1_000")],
         [64, 256, 1000]
     );
+}
+
+/// The kernels that a `.cu` file defines: functions, or lines of a macro that makes one, `MACRO(name, ...)`.
+fn defined(source: &str) -> Vec<&str> {
+    let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    let mut found = Vec::new();
+    for line in source.lines() {
+        let Some((made_by, rest)) = line.split_once('(') else { continue };
+        let is_macro = made_by.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_');
+        if is_macro && rest.contains(',') {
+            found.extend(rest.split(',').next().filter(|name| name.chars().all(is_name)));
+        }
+    }
+    // A macro itself has `name` for one.
+    for function in source.split("extern \"C\" __global__ void").skip(1) {
+        let after = function.trim_start_matches([' ', '\\', '\n']);
+        let after = after.strip_prefix("__launch_bounds__(").map_or(after, |bounds| {
+            let mut depth = 1;
+            let end = bounds.find(|c| {
+                depth += i32::from(c == '(') - i32::from(c == ')');
+                depth == 0
+            });
+            bounds[end.expect("a parenthesis") + 1..].trim_start_matches([' ', '\\', '\n'])
+        });
+        found.extend(after.split('(').next().filter(|name| *name != "name"));
+    }
+    found.sort_unstable();
+    found
+}
+
+/// A kernel that is renamed, added, removed or moved on one side alone is found.
+#[test]
+fn kernels_are_those_of_the_files() {
+    for entry in std::fs::read_dir(sources()).expect("a readable folder") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_none_or(|extension| extension != "cu") {
+            continue;
+        }
+        let module = path.file_stem().and_then(|stem| stem.to_str()).expect("a name");
+        let known = Kernel::ALL.iter().filter(|kernel| kernel.module() == module);
+        let mut known: Vec<&str> = known.map(|kernel| kernel.name()).collect();
+        known.sort_unstable();
+        assert_eq!(defined(&read(&format!("{module}.cu"))), known, "{module}.cu");
+    }
 }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::marker::PhantomData;
 
+use super::Kernel;
+
 /// What kernels' buffers hold: a number of fixed size, little-endian in memory.
 pub trait Element: Copy + Default + 'static {
     /// Appends the number's bytes, the lowest first, as buffers on a device have them.
@@ -131,10 +133,8 @@ impl From<f32> for Argument {
 /// A kernel to start: everything that a driver wants to know.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Launch {
-    /// The fatbin that holds it: `bin/MODULE.fatbin`.
-    pub module: &'static str,
-    /// The name of the kernel's function in that fatbin.
-    pub kernel: String,
+    /// Which one.
+    pub kernel: Kernel,
     /// How many blocks are started along x, y and z.
     pub grid: [u32; 3],
     /// Threads per block, along x.

@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::{Launch, Slice};
+use super::{Kernel, Launch, Slice};
 use crate::elementwise::ClampedGate;
 
 /// Elements that a thread takes, and threads of a block.
@@ -15,7 +15,7 @@ const THREADS: usize = 128;
 /// # Panics
 /// If shapes disagree, or `width` is not a multiple of 8.
 pub fn silu_mul(gate_up: Slice<bf16>, width: usize, out: Slice<bf16>) -> Option<Launch> {
-    launch("silu_mul", gate_up, width, out)
+    launch(Kernel::silu_mul, gate_up, width, out)
 }
 
 /// gpt-oss's gate, laid out as for [`silu_mul`].
@@ -28,12 +28,12 @@ pub fn clamped_gate_mul(
     by: ClampedGate,
     out: Slice<bf16>,
 ) -> Option<Launch> {
-    let mut launch = launch("clamped_gate_mul", gate_up, width, out)?;
+    let mut launch = launch(Kernel::clamped_gate_mul, gate_up, width, out)?;
     launch.arguments.extend([by.alpha, by.limit].map(super::Argument::F32));
     Some(launch)
 }
 
-fn launch(kernel: &str, gate_up: Slice<bf16>, width: usize, out: Slice<bf16>) -> Option<Launch> {
+fn launch(kernel: Kernel, gate_up: Slice<bf16>, width: usize, out: Slice<bf16>) -> Option<Launch> {
     assert!(
         width > 0
             && width.is_multiple_of(PACKET)
@@ -43,8 +43,7 @@ fn launch(kernel: &str, gate_up: Slice<bf16>, width: usize, out: Slice<bf16>) ->
     );
     let rows = out.len / width;
     (rows > 0).then(|| Launch {
-        module: "elementwise",
-        kernel: kernel.into(),
+        kernel,
         grid: [width.div_ceil(PACKET * THREADS) as u32, rows as u32, 1],
         threads: THREADS as u32,
         shared_bytes: 0,

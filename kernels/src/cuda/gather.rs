@@ -4,7 +4,7 @@
 use half::bf16;
 
 use super::matmul::{Packed, Weights};
-use super::{Argument, Launch, Slice};
+use super::{Argument, Kernel, Launch, Slice};
 
 /// Elements that a thread takes, and threads of a block.
 const PACKET: usize = 8;
@@ -34,7 +34,7 @@ pub fn plain(
         "gather: shapes disagree"
     );
     let arguments = vec![matrix.into(), rows.into(), out.into(), width.into(), stride.into()];
-    launch("gather", rows.len, width, arguments)
+    launch(Kernel::gather, rows.len, width, arguments)
 }
 
 /// The rows `rows` of a bf16 weight, to `out` `[rows, inputs]`: a look-up of embeddings. `None` if there are
@@ -52,7 +52,7 @@ pub fn packed(weight: &Packed, rows: Slice<u32>, out: Slice<bf16>) -> Option<Lau
         "gather: shapes disagree"
     );
     launch(
-        "gather_packed",
+        Kernel::gather_packed,
         rows.len,
         width,
         vec![weight.images.into(), rows.into(), out.into(), width.into()],
@@ -63,8 +63,7 @@ pub fn packed(weight: &Packed, rows: Slice<u32>, out: Slice<bf16>) -> Option<Lau
 /// there are no tokens. Row numbers must be within `drawn`, which is not checked here.
 pub fn fill_in(tokens: Slice<u32>, drawn: Slice<u32>) -> Option<Launch> {
     (tokens.len > 0).then(|| Launch {
-        module: "gather",
-        kernel: "fill_in".into(),
+        kernel: Kernel::fill_in,
         grid: [tokens.len.div_ceil(THREADS) as u32, 1, 1],
         threads: THREADS as u32,
         shared_bytes: 0,
@@ -72,10 +71,9 @@ pub fn fill_in(tokens: Slice<u32>, drawn: Slice<u32>) -> Option<Launch> {
     })
 }
 
-fn launch(kernel: &str, rows: usize, width: usize, arguments: Vec<Argument>) -> Option<Launch> {
+fn launch(kernel: Kernel, rows: usize, width: usize, arguments: Vec<Argument>) -> Option<Launch> {
     (rows > 0).then(|| Launch {
-        module: "gather",
-        kernel: kernel.into(),
+        kernel,
         grid: [width.div_ceil(PACKET * THREADS) as u32, rows as u32, 1],
         threads: THREADS as u32,
         shared_bytes: 0,

@@ -14,7 +14,7 @@ use cudarc::driver::{
     CudaContext, CudaEvent, CudaGraph, CudaSlice, CudaStream, DevicePtr, PinnedHostSlice, result,
 };
 
-use self::modules::{Kernel, Modules};
+use self::modules::{Function, Modules};
 use super::{Argument, Device, DeviceError, Launch};
 
 pub mod ipc;
@@ -310,7 +310,7 @@ impl Gpu {
             sharedMemBytes: launch.shared_bytes,
             hStream: self.stream.cu_stream(),
             attrs: attributes.as_mut_ptr(),
-            numAttrs: u32::from(follows && self.overlaps && !launch.module.starts_with(APART)),
+            numAttrs: u32::from(follows && self.overlaps && !launch.kernel.module().starts_with(APART)),
         };
         self.enter()?;
         // SAFETY: the launcher that made `launch` names the kernel's arguments in its order and types, which
@@ -324,9 +324,9 @@ impl Gpu {
     }
 
     /// The launch's kernel, if its blocks can have what they ask for.
-    fn kernel(&mut self, launch: &Launch) -> Result<Kernel, DeviceError> {
+    fn kernel(&mut self, launch: &Launch) -> Result<Function, DeviceError> {
         self.enter()?;
-        let kernel = self.modules.kernel(self.stream.context(), launch.module, &launch.kernel)?;
+        let kernel = self.modules.kernel(self.stream.context(), launch.kernel)?;
         if launch.shared_bytes > kernel.shared_bytes {
             let (wanted, most) = (launch.shared_bytes, kernel.shared_bytes);
             let what = format!("{} needs {wanted} bytes of shared memory", launch.kernel);

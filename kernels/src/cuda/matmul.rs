@@ -10,7 +10,7 @@ mod packing;
 use half::bf16;
 
 use super::pipeline::Pipeline;
-use super::{Argument, Launch, Slice};
+use super::{Argument, Kernel, Launch, Slice};
 use crate::quant::MXFP4_BLOCK;
 
 pub(super) use few::Few;
@@ -188,9 +188,8 @@ impl ProductCut {
 }
 
 /// A kernel of `matmul.cu` or `matmul_sm90.cu`, and its blocks.
-struct Kernel {
-    module: &'static str,
-    name: &'static str,
+struct Blocks {
+    kernel: Kernel,
     block_m: usize,
     block_n: usize,
     threads: u32,
@@ -201,20 +200,19 @@ struct Kernel {
     pipeline: Option<Pipeline>,
 }
 
-impl Kernel {
+impl Blocks {
     /// With the parameters that its name stands for there.
     fn choose(shape: Shape, unit: Unit, rows: usize, few: Few) -> Self {
-        let (name, block_m, block_n, stages) = match (unit, shape.weights, rows) {
-            (Unit::Warpgroup, Weights::Bf16, 16) => ("matmul_sm90_16", 16, 128, 6),
+        let (kernel, block_m, block_n, stages) = match (unit, shape.weights, rows) {
+            (Unit::Warpgroup, Weights::Bf16, 16) => (Kernel::matmul_sm90_16, 16, 128, 6),
             (Unit::Warpgroup, Weights::Bf16, _) => return Self::staying(Pipeline::choose(rows)),
-            (_, Weights::Bf16, 16) => ("matmul_bf16_16", 16, 64, 5),
-            (_, Weights::Bf16, 64) => ("matmul_bf16_64", 64, 64, 4),
-            (_, Weights::Bf16, _) => ("matmul_bf16_128", 128, 128, 3),
+            (_, Weights::Bf16, 16) => (Kernel::matmul_bf16_16, 16, 64, 5),
+            (_, Weights::Bf16, 64) => (Kernel::matmul_bf16_64, 64, 64, 4),
+            (_, Weights::Bf16, _) => (Kernel::matmul_bf16_128, 128, 128, 3),
             (_, weights, _) => return Self::few(weights, few),
         };
         Self {
-            module: if unit == Unit::Warpgroup { "matmul_sm90" } else { "matmul" },
-            name,
+            kernel,
             block_m,
             block_n,
             threads: if block_n == 128 { 256 } else { 128 },
@@ -225,19 +223,18 @@ impl Kernel {
     }
 
     fn few(weights: Weights, few: Few) -> Self {
-        let name = match (weights, few.rows) {
-            (Weights::Bf16 | Weights::Int8, 16) => "matmul_int8_16",
-            (Weights::Bf16 | Weights::Int8, _) => "matmul_int8_64",
-            (Weights::Int4, 16) => "matmul_int4_16",
-            (Weights::Int4, _) => "matmul_int4_64",
-            (Weights::Fp8, 16) => "matmul_fp8_16",
-            (Weights::Fp8, _) => "matmul_fp8_64",
-            (Weights::Mxfp4, 16) => "matmul_mxfp4_16",
-            (Weights::Mxfp4, _) => "matmul_mxfp4_64",
+        let kernel = match (weights, few.rows) {
+            (Weights::Bf16 | Weights::Int8, 16) => Kernel::matmul_int8_16,
+            (Weights::Bf16 | Weights::Int8, _) => Kernel::matmul_int8_64,
+            (Weights::Int4, 16) => Kernel::matmul_int4_16,
+            (Weights::Int4, _) => Kernel::matmul_int4_64,
+            (Weights::Fp8, 16) => Kernel::matmul_fp8_16,
+            (Weights::Fp8, _) => Kernel::matmul_fp8_64,
+            (Weights::Mxfp4, 16) => Kernel::matmul_mxfp4_16,
+            (Weights::Mxfp4, _) => Kernel::matmul_mxfp4_64,
         };
         Self {
-            module: "matmul",
-            name,
+            kernel,
             block_m: few.rows,
             block_n: few.outputs(),
             threads: few.threads(),
@@ -255,16 +252,15 @@ impl Kernel {
     }
 
     fn staying(pipeline: Pipeline) -> Self {
-        let name = match pipeline {
-            Pipeline::ROWS_64 => "matmul_sm90_64",
-            Pipeline::ROWS_128 => "matmul_sm90_128",
-            Pipeline::ROWS_192 => "matmul_sm90_192",
-            Pipeline::ROWS_256 => "matmul_sm90_256",
-            _ => "matmul_sm90_256_whole",
+        let kernel = match pipeline {
+            Pipeline::ROWS_64 => Kernel::matmul_sm90_64,
+            Pipeline::ROWS_128 => Kernel::matmul_sm90_128,
+            Pipeline::ROWS_192 => Kernel::matmul_sm90_192,
+            Pipeline::ROWS_256 => Kernel::matmul_sm90_256,
+            _ => Kernel::matmul_sm90_256_whole,
         };
         Self {
-            module: "matmul_sm90",
-            name,
+            kernel,
             block_m: pipeline.rows,
             block_n: Pipeline::OUTPUTS,
             threads: Pipeline::THREADS,
@@ -327,7 +323,7 @@ pub fn launch_split(
     }
     let apart = if cut.apart { splits } else { 1 };
     let few = Few::choose(shape, cut.rows, rows, rows.div_ceil(cut.rows), splits.div_ceil(apart));
-    let kernel = Kernel::choose(shape, unit, cut.kernel_rows(splits, wide == 1), few);
+    let blocks = Blocks::choose(shape, unit, cut.kernel_rows(splits, wide == 1), few);
     let mut arguments = vec![
         x.into(),
         images.into(),
@@ -341,21 +337,19 @@ pub fn launch_split(
         split_tiles.into(),
         wide.into(),
     ];
-    arguments.extend(kernel.few.into_iter().flat_map(Few::arguments));
+    arguments.extend(blocks.few.into_iter().flat_map(Few::arguments));
     let product = Launch {
-        module: kernel.module,
-        kernel: kernel.name.into(),
-        grid: kernel.grid(shape, rows, apart),
-        threads: kernel.threads,
-        shared_bytes: kernel.shared_bytes,
+        kernel: blocks.kernel,
+        grid: blocks.grid(shape, rows, apart),
+        threads: blocks.threads,
+        shared_bytes: blocks.shared_bytes,
         arguments,
     };
     if !cut.apart {
         return vec![product];
     }
     let reduce = Launch {
-        module: "matmul",
-        kernel: "matmul_reduce".into(),
+        kernel: Kernel::matmul_reduce,
         grid: [shape.outputs.div_ceil(256) as u32, rows as u32, 1],
         threads: 256,
         shared_bytes: 0,

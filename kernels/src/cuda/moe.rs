@@ -7,7 +7,7 @@ use half::bf16;
 
 use super::matmul::{Few, Shape, TILE, Unit, Weights};
 use super::pipeline::Pipeline;
-use super::{Argument, Launch, Slice};
+use super::{Argument, Kernel, Launch, Slice};
 use crate::elementwise::ClampedGate;
 use crate::moe::{GroupScore, Routing, Scoring};
 
@@ -62,8 +62,7 @@ pub fn route(
         vec![logits.into(), correction_bias.into(), kv_slots.into(), ids.into(), weights.into()];
     arguments.extend(router(tokens, experts, routing));
     (tokens > 0).then(|| Launch {
-        module: "moe",
-        kernel: "moe_route".into(),
+        kernel: Kernel::moe_route,
         grid: [tokens.div_ceil(4) as u32, 1, 1],
         threads: 128,
         shared_bytes: (4 * (2 * experts + routing.top) * 4) as u32,
@@ -153,8 +152,7 @@ pub fn group(ids: Slice<u32>, experts: usize, to: &GroupedSlots) -> Option<Launc
     let slots = ids.len;
     assert!(experts <= EXPERTS_MAX && to.fits(slots, experts), "group: shapes disagree");
     (slots > 0).then(|| Launch {
-        module: "moe",
-        kernel: "moe_group".into(),
+        kernel: Kernel::moe_group,
         grid: [experts as u32, 1, 1],
         threads: (slots / GROUPED_AT_ONCE).next_multiple_of(WARP).clamp(GROUPERS[0], GROUPERS[1]) as u32,
         shared_bytes: ((experts + 2 + WARP) * 4) as u32,
@@ -234,8 +232,7 @@ pub fn choose(
     arguments.push(to.block_rows.trailing_zeros().into());
     arguments.extend([to.places, to.slots_at, to.items, to.item_count].map(Argument::from));
     (tokens > 0).then(|| Launch {
-        module: "moe",
-        kernel: "moe_choose".into(),
+        kernel: Kernel::moe_choose,
         grid: [1, 1, 1],
         threads: (tokens.max(experts.div_ceil(WARP)) * WARP) as u32,
         shared_bytes: ((2 * experts + WARP + tokens * WARP + slots + 2 * tokens * experts) * 4) as u32,
@@ -326,9 +323,9 @@ pub fn product(
     );
     let items = GroupedSlots::items_max(slots, count, grouped.block_rows);
     let few = Few::choose(shape, grouped.block_rows, slots, items, shape.splits());
-    let kernel = Kernel::choose(shape, unit, grouped.block_rows, few);
-    assert!(kernel.is_some(), "experts: no kernel takes {} rows of {:?}", grouped.block_rows, shape.weights);
-    let kernel = kernel?;
+    let blocks = Blocks::choose(shape, unit, grouped.block_rows, few);
+    assert!(blocks.is_some(), "experts: no kernel takes {} rows of {:?}", grouped.block_rows, shape.weights);
+    let blocks = blocks?;
     let (gate, by) = match ending {
         Ending::Plain => (0u32, ClampedGate { alpha: 0.0, limit: 0.0 }),
         Ending::Silu => (1, ClampedGate { alpha: 0.0, limit: 0.0 }),
@@ -352,21 +349,19 @@ pub fn product(
         by.limit.into(),
         to_slots.into(),
     ];
-    arguments.extend(kernel.few.into_iter().flat_map(Few::arguments));
+    arguments.extend(blocks.few.into_iter().flat_map(Few::arguments));
     (slots > 0).then(|| Launch {
-        module: kernel.module,
-        kernel: kernel.name.into(),
-        grid: kernel.grid([shape.outputs.div_ceil(kernel.block_n) as u32, items as u32, 1]),
-        threads: kernel.threads,
-        shared_bytes: kernel.shared_bytes,
+        kernel: blocks.kernel,
+        grid: blocks.grid([shape.outputs.div_ceil(blocks.block_n) as u32, items as u32, 1]),
+        threads: blocks.threads,
+        shared_bytes: blocks.shared_bytes,
         arguments,
     })
 }
 
 /// A kernel, and its blocks.
-struct Kernel {
-    module: &'static str,
-    name: &'static str,
+struct Blocks {
+    kernel: Kernel,
     block_n: usize,
     threads: u32,
     shared_bytes: u32,
@@ -376,58 +371,48 @@ struct Kernel {
     pipeline: Option<Pipeline>,
 }
 
-impl Kernel {
+impl Blocks {
     /// With the parameters that its name stands for; `None` if none takes so many rows.
     fn choose(shape: Shape, unit: Unit, rows: usize, few: Few) -> Option<Self> {
-        let (name, block_n, stages) = match (unit, shape.weights, rows) {
-            (Unit::Warpgroup, Weights::Bf16, 16) => ("moe_product_sm90_16", 128, 6),
+        let (kernel, block_n, stages) = match (unit, shape.weights, rows) {
+            (Unit::Warpgroup, Weights::Bf16, 16) => (Kernel::moe_product_sm90_16, 128, 6),
             (Unit::Warpgroup, Weights::Bf16, _) => return Self::staying(shape, rows),
-            (_, Weights::Bf16, 16) => ("moe_product_bf16_16", 64, 5),
-            (_, Weights::Bf16, 64) => ("moe_product_bf16_64", 64, 4),
-            (_, Weights::Bf16, 128) => ("moe_product_bf16_128", 128, 3),
+            (_, Weights::Bf16, 16) => (Kernel::moe_product_bf16_16, 64, 5),
+            (_, Weights::Bf16, 64) => (Kernel::moe_product_bf16_64, 64, 4),
+            (_, Weights::Bf16, 128) => (Kernel::moe_product_bf16_128, 128, 3),
             _ => return Self::few(shape.weights, rows, few),
         };
-        let module = if unit == Unit::Warpgroup { "moe_product_sm90" } else { "moe_product" };
         let threads = if block_n == 128 { 256 } else { 128 };
         let shared_bytes = (stages * (rows * TILE * 2 + block_n / TILE * shape.image())) as u32;
-        Some(Self { module, name, block_n, threads, shared_bytes, few: None, pipeline: None })
+        Some(Self { kernel, block_n, threads, shared_bytes, few: None, pipeline: None })
     }
 
     fn few(weights: Weights, rows: usize, few: Few) -> Option<Self> {
-        let name = match (weights, rows) {
-            (Weights::Int8, 16) => "moe_product_int8_16",
-            (Weights::Int8, 64) => "moe_product_int8_64",
-            (Weights::Int4, 16) => "moe_product_int4_16",
-            (Weights::Int4, 64) => "moe_product_int4_64",
-            (Weights::Fp8, 16) => "moe_product_fp8_16",
-            (Weights::Fp8, 64) => "moe_product_fp8_64",
-            (Weights::Mxfp4, 16) => "moe_product_mxfp4_16",
-            (Weights::Mxfp4, 64) => "moe_product_mxfp4_64",
+        let kernel = match (weights, rows) {
+            (Weights::Int8, 16) => Kernel::moe_product_int8_16,
+            (Weights::Int8, 64) => Kernel::moe_product_int8_64,
+            (Weights::Int4, 16) => Kernel::moe_product_int4_16,
+            (Weights::Int4, 64) => Kernel::moe_product_int4_64,
+            (Weights::Fp8, 16) => Kernel::moe_product_fp8_16,
+            (Weights::Fp8, 64) => Kernel::moe_product_fp8_64,
+            (Weights::Mxfp4, 16) => Kernel::moe_product_mxfp4_16,
+            (Weights::Mxfp4, 64) => Kernel::moe_product_mxfp4_64,
             _ => return None,
         };
         let (threads, shared_bytes) = (few.threads(), few.shared_bytes());
-        Some(Self {
-            module: "moe_product",
-            name,
-            block_n: few.outputs(),
-            threads,
-            shared_bytes,
-            few: Some(few),
-            pipeline: None,
-        })
+        Some(Self { kernel, block_n: few.outputs(), threads, shared_bytes, few: Some(few), pipeline: None })
     }
 
     fn staying(shape: Shape, rows: usize) -> Option<Self> {
-        let (name, pipeline) = match (rows, shape.splits()) {
-            (64, _) => ("moe_product_sm90_64", Pipeline::ROWS_64),
-            (128, _) => ("moe_product_sm90_128", Pipeline::ROWS_128),
-            (256, 1) => ("moe_product_sm90_256_whole", Pipeline::ROWS_256_WHOLE),
-            (256, _) => ("moe_product_sm90_256", Pipeline::ROWS_256),
+        let (kernel, pipeline) = match (rows, shape.splits()) {
+            (64, _) => (Kernel::moe_product_sm90_64, Pipeline::ROWS_64),
+            (128, _) => (Kernel::moe_product_sm90_128, Pipeline::ROWS_128),
+            (256, 1) => (Kernel::moe_product_sm90_256_whole, Pipeline::ROWS_256_WHOLE),
+            (256, _) => (Kernel::moe_product_sm90_256, Pipeline::ROWS_256),
             _ => return None,
         };
         Some(Self {
-            module: "moe_product_sm90",
-            name,
+            kernel,
             block_n: Pipeline::OUTPUTS,
             threads: Pipeline::THREADS,
             shared_bytes: pipeline.shared_bytes() as u32,
@@ -469,8 +454,7 @@ pub fn combine(
         "combine: shapes disagree"
     );
     Some(Launch {
-        module: "moe",
-        kernel: "moe_combine".into(),
+        kernel: Kernel::moe_combine,
         grid: [width.div_ceil(EIGHT * 128) as u32, tokens as u32, 1],
         threads: 128,
         shared_bytes: 0,

@@ -8,7 +8,7 @@ use half::bf16;
 mod plan;
 
 use super::matmul::Unit;
-use super::{Launch, Slice};
+use super::{Kernel, Launch, Slice};
 pub use plan::{AttentionCut, AttentionPlan, CutFor, Sequence};
 
 /// Absolute positions whose state is joined at a time.
@@ -164,8 +164,7 @@ pub fn launch(pages: &Pages, batch: &Batch<'_>) -> Vec<Launch> {
         return vec![attend];
     }
     let merge = Launch {
-        module: "attention",
-        kernel: "attention_merge".into(),
+        kernel: Kernel::attention_merge,
         grid: [(plan.merges.len() / ITEM_WORDS) as u32, pages.kv_heads as u32, rows as u32],
         threads: MERGE_THREADS,
         shared_bytes: 0,
@@ -214,16 +213,14 @@ fn attend(pages: &Pages, batch: &Batch<'_>, items: usize) -> Launch {
     ]);
     if pipelined {
         return Launch {
-            module: "attention_sm90",
             kernel: pipelined_kernel(kind, rows, chunks.is_some()),
             grid: [pieces.min(batch.processors.max(1)) as u32, 1, 1],
             threads: PIPELINED_THREADS,
-            shared_bytes: pipelined_shared_bytes(kind) as u32,
+            shared_bytes: pipelined_shared_bytes(kind, chunks.is_some()) as u32,
             arguments,
         };
     }
     Launch {
-        module: "attention",
         kernel: kernel(kind, pages.kv_type, rows, plan.carried),
         grid: [items as u32, pages.kv_heads as u32, 1],
         threads: if rows == FEW_ROWS { 128 } else { 256 },
@@ -234,43 +231,51 @@ fn attend(pages: &Pages, batch: &Batch<'_>, items: usize) -> Launch {
 
 /// The kernel of `attention_sm90.cu` for bf16 heads of this kind, whose states are merged afterwards if
 /// `apart`.
-fn pipelined_kernel(kind: HeadKind, rows: usize, apart: bool) -> String {
+fn pipelined_kernel(kind: HeadKind, rows: usize, apart: bool) -> Kernel {
     let is_latent = kind == HeadKind::Latent;
     assert!(rows == if is_latent { LATENT_ROWS } else { MANY_ROWS }, "attention: no kernel has {rows} rows");
-    let apart = if apart { "_apart" } else { "" };
-    format!("attention_sm90_{}_bf16{apart}", name_of(kind))
+    match (kind, apart) {
+        (HeadKind::Dim64, false) => Kernel::attention_sm90_64_bf16,
+        (HeadKind::Dim64, true) => Kernel::attention_sm90_64_bf16_apart,
+        (HeadKind::Dim128, false) => Kernel::attention_sm90_128_bf16,
+        (HeadKind::Dim128, true) => Kernel::attention_sm90_128_bf16_apart,
+        (HeadKind::Latent, false) => Kernel::attention_sm90_latent_bf16,
+        (HeadKind::Latent, true) => Kernel::attention_sm90_latent_bf16_apart,
+    }
 }
 
 /// `SHARED` in `attention_sm90.cuh`: the query, five tiles of keys and values, two barriers of each, and what
-/// of the joined sums has no room in registers. In `attention_latent_sm90.cuh`: the query, two pairs of
+/// of the joined sums has no room in registers, unless states are merged `apart`. In `attention_latent_sm90.cuh`: the query, two pairs of
 /// tiles, their weights, maxima and sums, and barriers.
-fn pipelined_shared_bytes(kind: HeadKind) -> usize {
+fn pipelined_shared_bytes(kind: HeadKind, apart: bool) -> usize {
     let row = 2 * kind.key_dim();
     if kind == HeadKind::Latent {
         return LATENT_ROWS * row + 2 * 64 * row + LATENT_ROWS * 128 + 2 * 64 * 4 + 2 * 2 * 128 * 4 + 5 * 8;
     }
     let stages = 5;
-    let stashed = if kind == HeadKind::Dim128 { 6 * 4 * 256 * 4 } else { 0 };
+    let stashed = if kind == HeadKind::Dim128 && !apart { 6 * 4 * 256 * 4 } else { 0 };
     MANY_ROWS * row + stages * 2 * 64 * row + (stages + 1) * 16 + stashed
 }
 
-fn name_of(kind: HeadKind) -> &'static str {
-    match kind {
-        HeadKind::Dim64 => "64",
-        HeadKind::Dim128 => "128",
-        HeadKind::Latent => "latent",
-    }
-}
-
-fn kernel(kind: HeadKind, kv_type: KvType, rows: usize, carried: bool) -> String {
+fn kernel(kind: HeadKind, kv_type: KvType, rows: usize, carried: bool) -> Kernel {
     assert!(
         rows == FEW_ROWS || rows == MANY_ROWS && kind != HeadKind::Latent,
         "attention: no kernel has {rows} rows"
     );
-    let kind = name_of(kind);
-    let kv_type = if kv_type == KvType::Fp8 { "fp8" } else { "bf16" };
-    let carried = if carried { "_carried" } else { "" };
-    format!("attention_{kind}_{kv_type}_{rows}{carried}")
+    match (kind, kv_type, rows == FEW_ROWS) {
+        (HeadKind::Dim64, KvType::Bf16, true) => Kernel::attention_64_bf16_16,
+        (HeadKind::Dim64, KvType::Bf16, false) => Kernel::attention_64_bf16_128,
+        (HeadKind::Dim64, KvType::Fp8, true) => Kernel::attention_64_fp8_16,
+        (HeadKind::Dim64, KvType::Fp8, false) => Kernel::attention_64_fp8_128,
+        (HeadKind::Dim128, KvType::Bf16, true) if carried => Kernel::attention_128_bf16_16_carried,
+        (HeadKind::Dim128, KvType::Bf16, false) if carried => Kernel::attention_128_bf16_128_carried,
+        (HeadKind::Dim128, KvType::Bf16, true) => Kernel::attention_128_bf16_16,
+        (HeadKind::Dim128, KvType::Bf16, false) => Kernel::attention_128_bf16_128,
+        (HeadKind::Dim128, KvType::Fp8, true) => Kernel::attention_128_fp8_16,
+        (HeadKind::Dim128, KvType::Fp8, false) => Kernel::attention_128_fp8_128,
+        (HeadKind::Latent, KvType::Bf16, _) => Kernel::attention_latent_bf16_16,
+        (HeadKind::Latent, KvType::Fp8, _) => Kernel::attention_latent_fp8_16,
+    }
 }
 
 /// `SHARED` in `attention_decode.cuh` and `attention_prefill.cuh`, with the stages named beside each kernel
@@ -311,7 +316,7 @@ mod tests {
             assert!(shared_bytes(HeadKind::Latent, kv_type, FEW_ROWS) <= 163 << 10);
         }
         for kind in [HeadKind::Dim64, HeadKind::Dim128, HeadKind::Latent] {
-            assert!(pipelined_shared_bytes(kind) <= 227 << 10, "{kind:?}");
+            assert!(pipelined_shared_bytes(kind, false) <= 227 << 10, "{kind:?}");
         }
     }
 }

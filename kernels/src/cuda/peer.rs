@@ -20,7 +20,7 @@ use std::time::Duration;
 use half::bf16;
 
 use super::moe::{EXPERTS_MAX, GroupedSlots};
-use super::{Argument, Device, DeviceError, Launch, Slice};
+use super::{Argument, Device, DeviceError, Kernel, Launch, Slice};
 use crate::fabric::FabricError;
 use crate::moe::Placement;
 
@@ -237,7 +237,7 @@ impl Peers {
     /// Makes the group begin anew with `round`, after a failure: the same on all ranks, when none of their
     /// launches is under way, and none may follow before all ranks are through with it.
     pub fn reset(&self, round: u32) -> Launch {
-        self.launch("peer_reset", [self.count, 1, 1], PART, 0, vec![round.into()])
+        self.launch(Kernel::peer_reset, [self.count, 1, 1], PART, 0, vec![round.into()])
     }
 
     /// Plans the tokens' ways and sends them.
@@ -264,8 +264,8 @@ impl Peers {
         let words = layout.ranks * layout.held + of_several + of_slots_here;
         let send = vec![tokens.counts.into(), tokens.x.into(), self.places.into()];
         [
-            self.launch("peer_plan", [self.count, 1, 1], WARP * layout.ranks, words, plan),
-            self.launch("peer_dispatch_send", self.parts(tokens), PART, 0, send),
+            self.launch(Kernel::peer_plan, [self.count, 1, 1], WARP * layout.ranks, words, plan),
+            self.launch(Kernel::peer_dispatch_send, self.parts(tokens), PART, 0, send),
         ]
     }
 
@@ -293,7 +293,7 @@ impl Peers {
             to.block_rows.into(),
         ];
         let words = 2 * pairs + layout.held + 2;
-        self.launch("peer_dispatch_receive", [self.blocks, 1, self.count], WHOLE, words, arguments)
+        self.launch(Kernel::peer_dispatch_receive, [self.blocks, 1, self.count], WHOLE, words, arguments)
     }
 
     /// Sends `outputs` `[count, rows, width]`, each where its input was among [`Arrivals::rows`], back to its
@@ -305,7 +305,7 @@ impl Peers {
         let layout = self.mailboxes.layout;
         assert_eq!(outputs.len, self.count * layout.rows() * layout.width, "peers: shapes disagree");
         let arguments = vec![outputs.into(), self.origins.into()];
-        self.launch("peer_combine_send", [self.blocks, 1, self.count], WHOLE, 0, arguments)
+        self.launch(Kernel::peer_combine_send, [self.blocks, 1, self.count], WHOLE, 0, arguments)
     }
 
     /// Waits for the outputs of all ranks and sums those of each token, in slot order and last what `shared`
@@ -323,7 +323,7 @@ impl Peers {
         let alike = out.len == tokens.x.len && shared.is_none_or(|shared| shared.len == out.len);
         assert!(alike, "peers: shapes disagree");
         let arguments = vec![tokens.counts.into(), tokens.weights.into(), shared.into(), out.into()];
-        self.launch("peer_combine_receive", self.parts(tokens), PART, 0, arguments)
+        self.launch(Kernel::peer_combine_receive, self.parts(tokens), PART, 0, arguments)
     }
 
     /// Of the `number`th rank here, its rows as the grouped products want them: each place is its own.
@@ -395,7 +395,7 @@ impl Peers {
 
     fn launch(
         &self,
-        kernel: &str,
+        kernel: Kernel,
         grid: [usize; 3],
         threads: usize,
         words: usize,
@@ -406,8 +406,7 @@ impl Peers {
         let group = [self.first, deadline_us as usize, ranks, held, tokens, top, width].map(Argument::from);
         let own: [Argument; 2] = [self.bases.into(), self.report.into()];
         Launch {
-            module: "peer",
-            kernel: kernel.into(),
+            kernel,
             grid: grid.map(|size| size as u32),
             threads: threads as u32,
             shared_bytes: ((SHARED_WORDS + words) * 4) as u32,

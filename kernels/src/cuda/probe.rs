@@ -1,6 +1,6 @@
 //! Launches `probe.cu`: what the device itself reaches.
 
-use super::{Launch, Slice};
+use super::{Kernel, Launch, Slice};
 
 const THREADS: u32 = 256;
 /// Words of matrix fragments that a block's threads start from.
@@ -17,8 +17,7 @@ pub fn copy(from: Slice<u8>, to: Slice<u8>, processors: usize) -> Launch {
     let packets = from.len / 16;
     assert!(to.len >= from.len && packets > 0, "probe: nothing to copy, or nowhere to");
     Launch {
-        module: "probe",
-        kernel: "copy".into(),
+        kernel: Kernel::copy,
         grid: [processors as u32 * 8, 1, 1],
         threads: THREADS,
         shared_bytes: 0,
@@ -35,8 +34,7 @@ pub fn matrix_peak(seed: Slice<u32>, out: Slice<f32>, processors: usize, rounds:
     assert!(seed.len == SEED_WORDS && out.len == matrix_peak_outputs(processors), "probe: shapes disagree");
     let blocks = processors as u32 * 2;
     let launch = Launch {
-        module: "probe",
-        kernel: "matrix_peak".into(),
+        kernel: Kernel::matrix_peak,
         grid: [blocks, 1, 1],
         threads: THREADS,
         shared_bytes: 0,

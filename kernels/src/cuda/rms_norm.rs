@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::{Launch, Slice};
+use super::{Kernel, Launch, Slice};
 use crate::heads::Heads;
 
 /// Elements that a thread takes at once, and threads of a block at most.
@@ -58,14 +58,13 @@ pub fn launch(
     // A function of the width alone: it fixes the order of the sum.
     let threads = (width / PACKET).next_multiple_of(32).min(THREADS_MAX) as u32;
     let kernel = match width.div_ceil(THREADS_MAX * PACKET) {
-        1 => "rms_norm_1",
-        2 => "rms_norm_2",
-        3 | 4 => "rms_norm_4",
-        _ => "rms_norm",
+        1 => Kernel::rms_norm_1,
+        2 => Kernel::rms_norm_2,
+        3 | 4 => Kernel::rms_norm_4,
+        _ => Kernel::rms_norm,
     };
     Some(Launch {
-        module: "rms_norm",
-        kernel: kernel.into(),
+        kernel,
         grid: [heads.count as u32, rows as u32, 1],
         threads,
         shared_bytes: (threads / 32).next_multiple_of(FOUND) * 4,

@@ -4,7 +4,7 @@ use half::bf16;
 
 use super::paged_attention::{HeadKind, KvType, Pages};
 use super::rms_norm::{self, NormRows};
-use super::{Argument, Launch, Slice};
+use super::{Argument, Kernel, Launch, Slice};
 use crate::heads::Heads;
 use crate::rope::Pairing;
 
@@ -134,7 +134,7 @@ fn any_heads(
     [key_dim, value_dim]: [usize; 2],
 ) -> Launch {
     let ProjectedTokens { x, stride, kv, heads, angles, rotated_from, pairing, slots, .. } = *tokens;
-    let name = if pages.kv_type == KvType::Fp8 { "rope_write_fp8" } else { "rope_write_bf16" };
+    let kernel = if pages.kv_type == KvType::Fp8 { Kernel::rope_write_fp8 } else { Kernel::rope_write_bf16 };
     let (kv, kv_stride) = kv.unwrap_or_else(|| (x.starting_at(heads * key_dim), stride));
     let sizes = [stride, kv_stride, heads, pages.kv_heads, key_dim, value_dim, rotated_from, tokens.half()];
     let mut arguments = vec![
@@ -148,20 +148,13 @@ fn any_heads(
     ];
     arguments.extend(sizes.map(Argument::from));
     arguments.extend(ending(pairing, pages, kv_scale));
-    Launch {
-        module: "rope",
-        kernel: name.into(),
-        grid: [slots.len as u32, 1, 1],
-        threads: THREADS,
-        shared_bytes: 0,
-        arguments,
-    }
+    Launch { kernel, grid: [slots.len as u32, 1, 1], threads: THREADS, shared_bytes: 0, arguments }
 }
 
 /// Heads in packets, normalised if they are to be.
 fn heads_in_packets(tokens: &ProjectedTokens, pages: &Pages, kv_scale: [f32; 2]) -> Launch {
     let ProjectedTokens { x, stride, heads, norms, angles, rotated_from, pairing, slots, .. } = *tokens;
-    let name = if pages.kv_type == KvType::Fp8 { "rope_heads_fp8" } else { "rope_heads_bf16" };
+    let kernel = if pages.kv_type == KvType::Fp8 { Kernel::rope_heads_fp8 } else { Kernel::rope_heads_bf16 };
     let dim = pages.kind.key_dim();
     let mut arguments = vec![
         x.into(),
@@ -179,8 +172,7 @@ fn heads_in_packets(tokens: &ProjectedTokens, pages: &Pages, kv_scale: [f32; 2])
     // Few tokens have a block for as many heads as its lanes hold, many a block each.
     let parts = (heads + 2 * pages.kv_heads).div_ceil(HEAD_THREADS * PACKET / dim);
     Launch {
-        module: "rope",
-        kernel: name.into(),
+        kernel,
         grid: [(BLOCKS / slots.len).clamp(1, parts) as u32, slots.len as u32, 1],
         threads: HEAD_THREADS as u32,
         shared_bytes: 0,

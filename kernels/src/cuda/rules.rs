@@ -1,7 +1,7 @@
 //! Launches `rules.cu`: what changes a row of logits before a token is drawn from it. What the rules mean is
 //! `worker/src/engine/token_rules.rs`' business.
 
-use super::{Launch, Slice};
+use super::{Kernel, Launch, Slice};
 
 const THREADS: u32 = 256;
 /// `struct Scratch`: a sum for each warp, and a word.
@@ -103,8 +103,7 @@ pub fn launch(
         "rules: shapes disagree"
     );
     (count > 0).then(|| Launch {
-        module: "rules",
-        kernel: "apply_rules".into(),
+        kernel: Kernel::apply_rules,
         grid: [count as u32, 1, 1],
         threads: THREADS,
         shared_bytes: SCRATCH_BYTES,

@@ -1,6 +1,6 @@
 //! Launches `sample.cu`: from logits to a token id, and to what a log-probability is made of.
 
-use super::{Argument, Launch, Slice};
+use super::{Argument, Kernel, Launch, Slice};
 
 const THREADS: u32 = 512;
 const WARPS: u32 = THREADS / 32;
@@ -61,15 +61,8 @@ pub fn work_words(rows: usize, vocabulary: usize) -> usize {
 }
 
 /// A kernel that takes the parts of all rows.
-fn step(kernel: &str, grid: [usize; 2], shared_bytes: u32, arguments: Vec<Argument>) -> Launch {
-    Launch {
-        module: "sample",
-        kernel: kernel.into(),
-        grid: [grid[0] as u32, grid[1] as u32, 1],
-        threads: THREADS,
-        shared_bytes,
-        arguments,
-    }
+fn step(kernel: Kernel, grid: [usize; 2], shared_bytes: u32, arguments: Vec<Argument>) -> Launch {
+    Launch { kernel, grid: [grid[0] as u32, grid[1] as u32, 1], threads: THREADS, shared_bytes, arguments }
 }
 
 /// Chooses a token for every row of `logits` `[rows, vocabulary]`; `logprobs` are the logarithms of the
@@ -99,7 +92,7 @@ pub fn launch(
         return Vec::new();
     }
     let pointers = [logits.into(), parameters.into(), work.into(), tokens.into(), logprobs.into()];
-    both(vocabulary, rows, [logits.into(), work.into()], ("sample", pointers))
+    both(vocabulary, rows, [logits.into(), work.into()], (Kernel::sample, pointers))
 }
 
 /// The launch that finds the largest logits, and the one that does the rest.
@@ -107,14 +100,14 @@ fn both(
     vocabulary: usize,
     rows: usize,
     first: [Argument; 2],
-    (kernel, second): (&str, [Argument; 5]),
+    (kernel, second): (Kernel, [Argument; 5]),
 ) -> Vec<Launch> {
     let parts = parts(rows, vocabulary);
     let chunks = 1 << (CHUNKS as usize / parts).ilog2();
     let with =
         |pointers: &[Argument], chunks: usize| [pointers, &[vocabulary.into(), chunks.into()]].concat();
     vec![
-        step("sample_peaks", [parts, rows], PEAKS_BYTES, with(&first, chunks)),
+        step(Kernel::sample_peaks, [parts, rows], PEAKS_BYTES, with(&first, chunks)),
         step(kernel, [parts, rows], FINDER_BYTES, with(&second, parts * chunks)),
     ]
 }
@@ -189,5 +182,5 @@ pub fn score(
         return Vec::new();
     }
     let pointers = [logits.into(), wanted.into(), tokens.into(), work.into(), scores.into()];
-    both(vocabulary, rows, [logits.into(), work.into()], ("score", pointers))
+    both(vocabulary, rows, [logits.into(), work.into()], (Kernel::score, pointers))
 }

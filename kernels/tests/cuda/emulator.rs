@@ -50,6 +50,20 @@ impl Emulator {
         self
     }
 
+    /// Of each kernel that was launched, the fewest bytes of shared memory that a launch asked for and its
+    /// blocks did not write.
+    #[allow(dead_code, reason = "asked where kernels are tested alone")]
+    pub(crate) fn shared_in_vain(&mut self) -> Result<Vec<(String, usize)>, DeviceError> {
+        self.send(&[b'U'.into()])?;
+        let mut length = [0; 8];
+        self.receive(&mut length)?;
+        let mut text = vec![0; u64::from_le_bytes(length) as usize];
+        self.receive(&mut text)?;
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let entry = |line: &str| line.split_once(' ').map(|(name, n)| (name.to_owned(), n.parse().ok()));
+        Ok(text.lines().filter_map(entry).filter_map(|(name, bytes)| Some((name, bytes?))).collect())
+    }
+
     fn send(&mut self, words: &[u64]) -> Result<(), DeviceError> {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         self.to.write_all(&bytes).map_err(gone)
@@ -137,8 +151,9 @@ impl Device for Emulator {
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError> {
         self.launches += 1;
         let order = self.seed.wrapping_mul(1_000_003).wrapping_add(self.launches);
-        self.send(&[b'L'.into(), launch.kernel.len() as u64])?;
-        self.to.write_all(launch.kernel.as_bytes()).map_err(gone)?;
+        let name = launch.kernel.name();
+        self.send(&[b'L'.into(), name.len() as u64])?;
+        self.to.write_all(name.as_bytes()).map_err(gone)?;
         self.send(&launch.grid.map(u64::from))?;
         self.send(&[launch.threads.into(), 1, 1, launch.shared_bytes.into(), order])?;
         self.send(&[launch.arguments.len() as u64])?;
@@ -147,7 +162,7 @@ impl Device for Emulator {
                 Argument::Pointer { buffer, offset } => [1, buffer, offset],
                 Argument::Null => [1, 0, 0],
                 Argument::U32(value) => [0, value.into(), 0],
-                Argument::F32(value) => [0, value.to_bits().into(), 0],
+                Argument::F32(value) => [2, value.to_bits().into(), 0],
             })?;
         }
         self.receive(&mut [0; 8])

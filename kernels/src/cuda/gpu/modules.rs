@@ -9,7 +9,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, result, sys};
 
 use super::failed;
-use crate::cuda::DeviceError;
+use crate::cuda::{DeviceError, Kernel};
 
 macro_rules! fatbins {
     ($($name:literal),*) => {
@@ -45,7 +45,7 @@ struct Module {
 
 /// A kernel of a loaded fatbin.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Kernel {
+pub(super) struct Function {
     pub(super) function: sys::CUfunction,
     /// Dynamic shared memory that its blocks may ask for.
     pub(super) shared_bytes: u32,
@@ -54,7 +54,7 @@ pub(super) struct Kernel {
 // SAFETY: the driver's modules and functions belong to no thread.
 unsafe impl Send for Module {}
 // SAFETY: the same.
-unsafe impl Send for Kernel {}
+unsafe impl Send for Function {}
 
 impl Drop for Module {
     fn drop(&mut self) {
@@ -70,7 +70,7 @@ impl Drop for Module {
 #[derive(Debug, Default)]
 pub(super) struct Modules {
     loaded: HashMap<&'static str, Module>,
-    kernels: HashMap<String, Kernel>,
+    kernels: HashMap<Kernel, Function>,
 }
 
 impl Modules {
@@ -88,12 +88,12 @@ impl Modules {
     pub(super) fn kernel(
         &mut self,
         context: &Arc<CudaContext>,
-        module: &'static str,
-        name: &str,
-    ) -> Result<Kernel, DeviceError> {
+        kernel: Kernel,
+    ) -> Result<Function, DeviceError> {
+        let module = kernel.module();
         self.load(context, module)?;
-        let kernel = self.kernels.get(name).copied();
-        kernel.ok_or_else(|| DeviceError(format!("{module}.fatbin has no kernel {name}")))
+        let function = self.kernels.get(&kernel).copied();
+        function.ok_or_else(|| DeviceError(format!("{module}.fatbin has no kernel {kernel}")))
     }
 
     fn load(&mut self, context: &Arc<CudaContext>, name: &'static str) -> Result<(), DeviceError> {
@@ -110,8 +110,8 @@ impl Modules {
         let most = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let most = context.attribute(most).map_err(failed)?;
         for function in module.functions().map_err(cannot)? {
-            let (name, kernel) = prepare(function, most).map_err(cannot)?;
-            self.kernels.insert(name, kernel);
+            let (name, function) = prepare(function, most).map_err(cannot)?;
+            self.kernels.extend(Kernel::named(&name).map(|kernel| (kernel, function)));
         }
         self.loaded.insert(name, module);
         Ok(())
@@ -132,7 +132,7 @@ impl Module {
 
 /// Has the driver finish a kernel now rather than at its first launch, and allows it what shared memory there
 /// is.
-fn prepare(function: sys::CUfunction, most: i32) -> Result<(String, Kernel), result::DriverError> {
+fn prepare(function: sys::CUfunction, most: i32) -> Result<(String, Function), result::DriverError> {
     use sys::CUfunction_attribute_enum as Attribute;
     let mut name: *const c_char = ptr::null();
     let mut own = 0;
@@ -150,5 +150,5 @@ fn prepare(function: sys::CUfunction, most: i32) -> Result<(String, Kernel), res
     let allow = |bytes| unsafe { sys::cuFuncSetAttribute(function, dynamic, bytes) }.result();
     // Code from 9.0 on counts as its own a kilobyte that the system takes beside what blocks may ask for.
     let shared = allow(most).map(|()| most).or_else(|_| allow(most - own).map(|()| most - own))?;
-    Ok((name, Kernel { function, shared_bytes: shared.max(0) as u32 }))
+    Ok((name, Function { function, shared_bytes: shared.max(0) as u32 }))
 }

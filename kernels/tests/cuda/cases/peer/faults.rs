@@ -3,7 +3,7 @@
 
 use half::bf16;
 use keyway_kernels::cuda::peer::Layout;
-use keyway_kernels::cuda::{Launch, Slice};
+use keyway_kernels::cuda::{Kernel, Launch, Slice};
 use keyway_kernels::fabric::{Cause, FabricError, Phase};
 use keyway_kernels::moe::Placement;
 
@@ -33,8 +33,7 @@ pub(super) fn messages_that_come_late(lab: &mut Lab<'_>) -> Result<(), String> {
         lab.same("a flag", &arrived, &[1])?;
         lab.device.overwrite(flag, &[0u32]).map_err(|e| e.to_string())?;
         lab.launch([Launch {
-            module: "emulate",
-            kernel: "write_later".into(),
+            kernel: Kernel::write_later,
             grid: [1; 3],
             threads: 1,
             shared_bytes: 0,

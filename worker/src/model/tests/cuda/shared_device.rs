@@ -6,15 +6,15 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use keyway_kernels::cuda::peer::{HANDLE_BYTES, Layout, Mailboxes, exchange_handles};
-use keyway_kernels::cuda::{Device, DeviceError, Launch};
+use keyway_kernels::cuda::{Device, DeviceError, Kernel, Launch};
 use keyway_kernels::fabric::Fabric;
 
 use super::*;
 use crate::model::cuda::OpenMailboxes;
 
 /// What sends, and what waits for it, in either direction.
-const SENDS: [&str; 2] = ["peer_dispatch_send", "peer_combine_send"];
-const WAITS: [&str; 2] = ["peer_dispatch_receive", "peer_combine_receive"];
+const SENDS: [Kernel; 2] = [Kernel::peer_dispatch_send, Kernel::peer_combine_send];
+const WAITS: [Kernel; 2] = [Kernel::peer_dispatch_receive, Kernel::peer_combine_receive];
 
 pub(super) const OPEN: OpenMailboxes<SharedDevice> = open;
 
@@ -178,10 +178,10 @@ impl Device for SharedDevice {
             self.leave();
             return Ok(());
         }
-        if let (Some((left, _)), "peer") = (&mut self.left, launch.module) {
+        if let (Some((left, _)), "peer") = (&mut self.left, launch.kernel.module()) {
             *left = left.checked_sub(1).ok_or_else(|| DeviceError("the device failed this rank".into()))?;
         }
-        let phase = |names: [&str; 2]| names.iter().position(|name| *name == launch.kernel);
+        let phase = |names: [Kernel; 2]| names.iter().position(|name| *name == launch.kernel);
         let mut state = self.shared.lock();
         if let Some(phase) = phase(WAITS) {
             self.waited[phase] += 1;
