@@ -140,6 +140,24 @@ struct Peer {
         return shared_words()[STOPS] == 0;
     }
 
+    // Who is at fault where `whom` is missed: a rank that stays away may wait itself, for a message of the phase
+    // before, and its mailbox has the flags of those that it has. What this rank had of that phase, others had or
+    // will have: what is older than that needs not be asked for.
+    __device__ __forceinline__ uint32_t at_fault(uint32_t whom, Phase phase, uint32_t round) const {
+#pragma unroll 1
+        for (uint32_t before = 0; before < 2; ++before) {
+            if (phase == DISPATCH) --round;
+            phase = phase == DISPATCH ? COMBINE : DISPATCH;
+            // There was no such round.
+            if (round == 0 || load_acquire(flag(rank, phase, round, rank)) != round) break;
+            uint32_t from = 0;
+            while (from < layout.ranks && load_acquire(flag(whom, phase, round, from)) == round) ++from;
+            if (from == layout.ranks) break;
+            whom = from;
+        }
+        return whom;
+    }
+
     // Waits until the messages of all ranks are here: false if one stays away for too long, or the group has
     // failed. All threads of a block; a lane of the first warp for each rank.
     __device__ __forceinline__ bool are_all_here(Phase phase, uint32_t round) const {
@@ -157,8 +175,8 @@ struct Peer {
             }
             const uint32_t missing = lanes_where(!here);
             if (threadIdx.x == 0) {
-                // The lowest of those who are missing.
-                if (missing != 0) accuse(count_bits((missing & -missing) - 1), phase, round, DEADLINE);
+                const uint32_t lowest = count_bits((missing & -missing) - 1);
+                if (missing != 0) accuse(at_fault(lowest, phase, round), phase, round, DEADLINE);
                 shared_words()[STOPS] = missing != 0;
             }
         }

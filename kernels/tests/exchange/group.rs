@@ -32,6 +32,8 @@ pub(crate) enum Fault {
     Stuck { rank: usize },
     /// Ranks name others as the one that stayed away.
     Disagree { rank: usize },
+    /// A rank names another than the one that stopped.
+    Blames { rank: usize },
 }
 
 /// A word or a message of a mailbox. `half`: of what is there twice.
@@ -187,6 +189,26 @@ impl Group {
         self.memory[search.slot(Place::Fault { at: rank as u8 })]
     }
 
+    /// `Peer::at_fault`.
+    fn at_fault(&self, search: &Search<'_>, rank: usize, mut whom: u8, mut phase: usize) -> u8 {
+        let mut round = self.ranks[rank].rounds[2 * phase + 1];
+        for _ in 0..2 {
+            round -= u8::from(phase == 0);
+            phase = 1 - phase;
+            let flag = |at: u8, from: u8| {
+                self.memory[search.slot(Place::Flag { at, phase: phase as u8, half: round % 2, from })]
+            };
+            if round == 0 || flag(rank as u8, rank as u8) != round {
+                break;
+            }
+            match search.everyone().find(|from| flag(whom, *from) != round) {
+                Some(from) => whom = from,
+                None => break,
+            }
+        }
+        whom
+    }
+
     fn can_launch(&self, rounds_before: u8, rank: usize, step: usize) -> bool {
         let Rank { rounds, fault, .. } = &self.ranks[rank];
         let last = if self.ranks[rank].is_again { ROUNDS_AFTER } else { rounds_before };
@@ -334,7 +356,10 @@ impl Group {
             Move::Stop(rank) => self.ranks[rank].has_stopped = true,
             Move::TimeOut(rank, block) => {
                 let step = self.ranks[rank].step.map_or(0, usize::from);
-                let whom = self.missing(search, rank, step).next().unwrap_or(0);
+                let mut whom = self.missing(search, rank, step).next().unwrap_or(0);
+                if search.program.follows {
+                    whom = self.at_fault(search, rank, whom, step / 2);
+                }
                 self.ranks[rank].blocks[block].at = At::Accuse(0, whom);
             }
             Move::Reset(Some(rank)) => self.reset(search, rank),
@@ -348,12 +373,15 @@ impl Group {
         Ok(())
     }
 
-    /// Whether all that failed name the same rank.
+    /// Whether all that failed name the same rank, and it is the one that stopped.
     fn check_names(&self) -> Result<(), Fault> {
         let named = |rank: &&Rank| !rank.has_stopped && rank.fault != 0;
         let first = self.ranks.iter().find(named).map(|rank| rank.fault);
         let other = self.ranks.iter().position(|rank| named(&rank) && Some(rank.fault) != first);
-        other.map_or(Ok(()), |rank| Err(Fault::Disagree { rank }))
+        other.map_or(Ok(()), |rank| Err(Fault::Disagree { rank }))?;
+        let stopped = |fault: u8| self.ranks[usize::from(fault) - 1].has_stopped;
+        let wrong = self.ranks.iter().position(|rank| named(&rank) && !stopped(rank.fault));
+        wrong.map_or(Ok(()), |rank| Err(Fault::Blames { rank }))
     }
 
     /// Where nothing can happen any more, every rank has taken all of its rounds.

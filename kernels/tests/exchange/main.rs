@@ -91,6 +91,14 @@ fn what_is_missing_in_the_source_is_found() {
     assert!(matches!(found, Err(Fault::NoRound { .. })), "{found:?}");
 }
 
+/// A rank that names the one that it misses itself names one that waits for the rank that stopped.
+#[test]
+fn naming_a_rank_that_waits_itself_is_found() {
+    let names_its_own = SOURCE.replacen("accuse(at_fault(lowest, phase, round),", "accuse(lowest,", 1);
+    let found = search(&names_its_own, Course::Stop, &[(3, 1, 1)]);
+    assert!(matches!(found, Err(Fault::Blames { .. })), "{found:?}");
+}
+
 #[test]
 fn beginning_anew_too_early_is_found() {
     let found = search(SOURCE, Course::EarlyReset, &[(2, 1, 1)]);

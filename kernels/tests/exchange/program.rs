@@ -30,7 +30,13 @@ pub(crate) struct Program {
     pub(crate) end: Vec<Op>,
     /// `Peer::accuse`.
     pub(crate) accuse: Vec<Op>,
+    /// Whether a rank asks for whom the one that it misses waits itself.
+    pub(crate) follows: bool,
 }
+
+/// How a rank that waited for too long accuses another; and how it would name the one that it misses itself.
+const FOLLOWS: &str = "if (missing != 0) accuse(at_fault(lowest, phase, round), phase, round, DEADLINE);";
+const NAMES_ITS_OWN: &str = "if (missing != 0) accuse(lowest, phase, round, DEADLINE);";
 
 const TO_ALL: &str = "for (uint32_t to = 0; to < layout.ranks; ++to)";
 
@@ -67,7 +73,23 @@ fn known(line: &str) -> Option<Op> {
 }
 
 /// Lines of functions whose effect is `group.rs`'s own: what a step may begin with, and how it waits.
-const AS_THEY_ARE: [(&str, &[&str]); 4] = [
+const AS_THEY_ARE: [(&str, &[&str]); 5] = [
+    (
+        "uint32_t at_fault(uint32_t whom, Phase phase, uint32_t round) const",
+        &[
+            "#pragma unroll 1",
+            "for (uint32_t before = 0; before < 2; ++before) {",
+            "if (phase == DISPATCH) --round;",
+            "phase = phase == DISPATCH ? COMBINE : DISPATCH;",
+            "if (round == 0 || load_acquire(flag(rank, phase, round, rank)) != round) break;",
+            "uint32_t from = 0;",
+            "while (from < layout.ranks && load_acquire(flag(whom, phase, round, from)) == round) ++from;",
+            "if (from == layout.ranks) break;",
+            "whom = from;",
+            "}",
+            "return whom;",
+        ],
+    ),
     (
         "bool is_in_turn() const",
         &[
@@ -111,7 +133,8 @@ const AS_THEY_ARE: [(&str, &[&str]); 4] = [
             "}",
             "const uint32_t missing = lanes_where(!here);",
             "if (threadIdx.x == 0) {",
-            "if (missing != 0) accuse(count_bits((missing & -missing) - 1), phase, round, DEADLINE);",
+            "const uint32_t lowest = count_bits((missing & -missing) - 1);",
+            FOLLOWS,
             "shared_words()[STOPS] = missing != 0;",
             "}",
             "}",
@@ -142,13 +165,19 @@ fn ops(source: &str, head: &str) -> Vec<Op> {
 
 impl Program {
     pub(crate) fn read(source: &str) -> Self {
+        let mut follows = true;
         for (head, lines) in AS_THEY_ARE {
-            assert_eq!(lines_of(source, head), lines, "`{head}` is another");
+            let mut found = lines_of(source, head);
+            for line in found.iter_mut().filter(|line| **line == NAMES_ITS_OWN) {
+                (*line, follows) = (FOLLOWS, false);
+            }
+            assert_eq!(found, lines, "`{head}` is another");
         }
         let head = "void accuse(uint32_t whom, Phase phase, uint32_t round, Cause cause) const";
         Self {
             end: ops(source, "void end(Step step, Phase phase, uint32_t blocks) const"),
             accuse: ops(source, head),
+            follows,
         }
     }
 }

@@ -35,6 +35,7 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
     a_fast_rank(lab)?;
     faults::messages_that_come_late(lab)?;
     faults::a_rank_that_stays_away(lab)?;
+    faults::a_rank_that_waits_is_not_named(lab)?;
     faults::nonsense(lab)?;
     faults::misuse(lab)?;
     layers::whole_layer(lab)

@@ -53,6 +53,39 @@ pub(super) fn messages_that_come_late(lab: &mut Lab<'_>) -> Result<(), String> {
     Ok(())
 }
 
+/// Of a rank that stopped the last one here has the tokens, the first has not, and waits. Who misses both names
+/// the one that stopped.
+pub(super) fn a_rank_that_waits_is_not_named(lab: &mut Lab<'_>) -> Result<(), String> {
+    let layout = Layout { ranks: 3, held: 3, tokens: 4, top: 2, width: 24 };
+    let group = Group::new(lab, layout, Placement::even(8, 3), 1)?;
+    let round = Round::new(&layout, 1, &[4, 2, 3], |rank, slot| (slot * 3 + rank) % 8);
+    group.round(lab, &round)?;
+    let [_, one, _] = &group.members[..] else { return Err("three members".into()) };
+    let mut tokens = Vec::new();
+    for member in &group.members {
+        tokens.push(round.upload(lab, &layout, member)?);
+        lab.launch(member.peers.dispatch_send(&tokens[tokens.len() - 1]))?;
+    }
+    // The second round's flag of rank 2 never came to the mailbox of rank 0.
+    let buffer = group.mailboxes.buffer().ok_or("mailboxes of one device")?;
+    let flag = Slice::<u32>::new(buffer, 512 + 2 * 4, 1);
+    let arrived = lab.download(flag)?;
+    lab.same("a flag", &arrived, &[2])?;
+    lab.device.overwrite(flag, &[0u32]).map_err(|e| e.to_string())?;
+    lab.launch([one.peers.dispatch_receive(&one.arrivals)])?;
+    group.experts(lab, one)?;
+    let out = lab.poisoned(tokens[1].x.len)?;
+    lab.launch([one.peers.combine_send(one.outputs), one.peers.combine_receive(&tokens[1], None, out)])?;
+    let cause = Cause::Deadline(DEADLINE);
+    let expected = Some(FabricError { rank: 2, exchange: 4, phase: Phase::Combine, layer: None, cause });
+    let fault = group.fault(lab, 1)?;
+    if fault != expected {
+        return Err(format!("{fault:?} instead of {expected:?}"));
+    }
+    group.free(lab);
+    Ok(())
+}
+
 /// A rank that sends nothing is named by all others at the deadline, in either phase; the group stays failed
 /// until it is reset.
 pub(super) fn a_rank_that_stays_away(lab: &mut Lab<'_>) -> Result<(), String> {
