@@ -133,7 +133,7 @@ impl From<f32> for Argument {
 /// A kernel to start: everything that a driver wants to know.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Launch {
-    /// Which one.
+    /// The kernel that is launched.
     pub kernel: Kernel,
     /// How many blocks are started along x, y and z.
     pub grid: [u32; 3],

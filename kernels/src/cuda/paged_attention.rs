@@ -120,8 +120,8 @@ pub struct Batch<'a> {
     pub window: Option<usize>,
     /// Factor of `q . k`.
     pub scale: f32,
-    /// What multiplies where there are many rows, of bf16: the device's best. Few rows, and FP8, know one unit
-    /// alone. Either gives the same bits.
+    /// What multiplies where there are many rows, of bf16: the device's best. Few rows, and FP8, know one
+    /// unit alone. Either gives the same bits.
     pub unit: Unit,
     /// The device's: by `Unit::Warpgroup` each has one block, which goes through its share of the work.
     pub processors: usize,
@@ -245,8 +245,8 @@ fn pipelined_kernel(kind: HeadKind, rows: usize, apart: bool) -> Kernel {
 }
 
 /// `SHARED` in `attention_sm90.cuh`: the query, five tiles of keys and values, two barriers of each, and what
-/// of the joined sums has no room in registers, unless states are merged `apart`. In `attention_latent_sm90.cuh`: the query, two pairs of
-/// tiles, their weights, maxima and sums, and barriers.
+/// of the joined sums has no room in registers, unless states are merged `apart`. In
+/// `attention_latent_sm90.cuh`: the query, two pairs of tiles, their weights, maxima and sums, and barriers.
 fn pipelined_shared_bytes(kind: HeadKind, apart: bool) -> usize {
     let row = 2 * kind.key_dim();
     if kind == HeadKind::Latent {

@@ -25,7 +25,7 @@ pub(crate) struct KvTransferMetrics {
     transfers: IntCounterVec,
 }
 
-/// Bytes in one direction.
+/// Bytes that went in one direction, over each transport.
 #[derive(Debug)]
 pub(crate) struct ByTransport {
     tcp: IntCounter,

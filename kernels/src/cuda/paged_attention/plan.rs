@@ -47,9 +47,9 @@ pub struct CutFor {
     pub kv_heads: usize,
     /// Query heads that share one of them.
     pub group: usize,
-    /// The device's best.
+    /// The matrix unit that the device is best at.
     pub unit: Unit,
-    /// The device's.
+    /// How many processors the device has.
     pub processors: usize,
 }
 

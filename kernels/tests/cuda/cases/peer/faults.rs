@@ -53,8 +53,8 @@ pub(super) fn messages_that_come_late(lab: &mut Lab<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Of a rank that stopped the last one here has the tokens, the first has not, and waits. Who misses both names
-/// the one that stopped.
+/// Of a rank that stopped the last one here has the tokens, the first has not, and waits. Who misses both
+/// names the one that stopped.
 pub(super) fn a_rank_that_waits_is_not_named(lab: &mut Lab<'_>) -> Result<(), String> {
     let layout = Layout { ranks: 3, held: 3, tokens: 4, top: 2, width: 24 };
     let group = Group::new(lab, layout, Placement::even(8, 3), 1)?;
