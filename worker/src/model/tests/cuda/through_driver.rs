@@ -44,13 +44,6 @@ fn is_latent((variant, _): Case) -> bool {
     variant.more.contains("kv_lora_rank")
 }
 
-/// What a device is asked. Those whose code another device has run as well have fewer at once, but for the
-/// router whose shared memory grows with the batch: the emulator is slow.
-fn bursts(capability: &str, is_whole: bool, (variant, _): Case) -> &'static [usize] {
-    let all = is_whole || ["80", "90"].contains(&capability) || variant.more == MANY_EXPERTS.more;
-    if all { BURSTS } else { &BURSTS[..2] }
-}
-
 /// The first alone and long, others short, greedy and drawn.
 fn burst(size: usize) -> Vec<GenerationRequest> {
     let request = |i: usize| GenerationRequest {
@@ -70,15 +63,15 @@ fn on<D: Device>((variant, fp8): Case, device: D) -> CudaBackend<D> {
 }
 
 /// What a model says to each burst, in a line; or why its device does not take it.
-async fn lines<D: Device + Send + 'static>(case: Case, device: D, bursts: &[usize]) -> Vec<String> {
+async fn lines<D: Device + Send + 'static>(case: Case, device: D) -> Vec<String> {
     let mut backend = on(case, device);
     let name = format!("{} fp8={}", case.0.name, case.1);
     if let Err(StepError(why)) = backend.try_out() {
         return vec![format!("{name} refused: {why}")];
     }
-    let mut said = said_to(Box::new(backend), LIMITS, bursts.iter().copied().map(burst)).await.into_iter();
+    let mut said = said_to(Box::new(backend), LIMITS, BURSTS.iter().copied().map(burst)).await.into_iter();
     let of = |size: &usize| format!("{name} {size}: {:?}", said.by_ref().take(*size).collect::<Vec<_>>());
-    bursts.iter().map(of).collect()
+    BURSTS.iter().map(of).collect()
 }
 
 /// What the emulator says to each case, with Hopper's matrix units or without: once for all tests.
@@ -89,20 +82,19 @@ fn expected(is_hopper: bool) -> Option<&'static Vec<Vec<String>>> {
         let of = |case| {
             let emulator = Emulator::start(1)?;
             let emulator = if is_hopper { emulator } else { emulator.without_warpgroups() };
-            Some(runtime.block_on(lines(case, emulator, BURSTS)))
+            Some(runtime.block_on(lines(case, emulator)))
         };
         cases().into_iter().map(of).collect()
     });
     said.as_ref()
 }
 
-fn check(capability: &str, is_whole: bool) {
+fn check(capability: &str) {
     let Some(expected) = expected(capability == "90") else { return };
     let Some(driver) = StandIn::new() else { return };
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("said");
-    let whole = if is_whole { "1" } else { "0" };
-    let settings = [("CAPABILITY", capability), ("WHOLE", whole), ("SAID", file.to_str().unwrap())];
+    let settings = [("SAID", file.to_str().unwrap()), ("CAPABILITY", capability)];
     let report = driver.run_test("model::tests::cuda::through_driver::inside", &settings);
     assert!(report.refused.is_empty(), "{:?}", report.refused);
     assert!(report.replays > 50, "{report:?}");
@@ -115,7 +107,7 @@ fn check(capability: &str, is_whole: bool) {
             assert!(line.contains("bytes of shared memory a block, and this GPU has 101376"), "{line}");
             continue;
         }
-        for expected in &expected[..bursts(capability, is_whole, case).len()] {
+        for expected in expected {
             assert_eq!(said.next().unwrap(), expected, "{capability}");
         }
     }
@@ -124,7 +116,7 @@ fn check(capability: &str, is_whole: bool) {
 
 macro_rules! devices {
     ($($name:ident $capability:literal),*) => {
-        $(#[test] fn $name() { check($capability, false); })*
+        $(#[test] fn $name() { check($capability); })*
     };
 }
 devices!(
@@ -136,24 +128,15 @@ devices!(
     a_device_of_12_0_says_it_or_refuses "120"
 );
 
-#[test]
-#[ignore = "minutes"]
-fn every_device_says_what_the_emulator_says_to_all() {
-    for capability in ["80", "86", "89", "90", "100", "120"] {
-        check(capability, true);
-    }
-}
-
 #[tokio::test]
 #[ignore = "runs where the driver is the stand-in"]
 async fn inside() {
     if !StandIn::is_here() {
         return;
     }
-    let set = |name: &str| std::env::var(format!("STAND_IN_{name}")).unwrap();
-    let (capability, is_whole, mut said) = (set("CAPABILITY"), set("WHOLE") == "1", Vec::new());
+    let mut said = Vec::new();
     for case in cases() {
-        said.extend(lines(case, Gpu::new(0).unwrap(), bursts(&capability, is_whole, case)).await);
+        said.extend(lines(case, Gpu::new(0).unwrap()).await);
     }
-    std::fs::write(set("SAID"), said.join("\n")).unwrap();
+    std::fs::write(std::env::var("STAND_IN_SAID").unwrap(), said.join("\n")).unwrap();
 }
