@@ -68,8 +68,8 @@ inline void catch_faults() {
     sigaction(SIGBUS, &action, nullptr);
 }
 
-// Runs a grid, its blocks and threads in an order that `seed` decides. How many bytes at the end of its shared
-// memory no block has written.
+// Runs a grid, its blocks and threads in an order that `seed` decides; how many bytes at the end of its
+// shared memory no block has written.
 inline size_t run_grid(const Kernel& kernel, Dim grid, Dim threads, size_t shared_bytes, uint64_t seed,
                      const uint64_t* arguments) {
     gridDim = grid, blockDim = threads;

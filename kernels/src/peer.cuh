@@ -140,9 +140,9 @@ struct Peer {
         return shared_words()[STOPS] == 0;
     }
 
-    // Who is at fault where `whom` is missed: a rank that stays away may wait itself, for a message of the phase
-    // before, and its mailbox has the flags of those that it has. What this rank had of that phase, others had or
-    // will have: what is older than that needs not be asked for.
+    // Who is at fault where `whom` is missed: a rank that stays away may wait itself, for a message of the
+    // phase before, and its mailbox has the flags of those that it has. Two phases back is far enough: of
+    // that round this rank has had every output, so every rank had sent its own.
     __device__ __forceinline__ uint32_t at_fault(uint32_t whom, Phase phase, uint32_t round) const {
 #pragma unroll 1
         for (uint32_t before = 0; before < 2; ++before) {
