@@ -89,13 +89,18 @@ impl Load {
     /// A request with this much prefill of its own was sent. `streams`: its first token will be seen when it
     /// is made.
     pub fn start(&self, now: Duration, uncached_tokens: u64, streams: bool) -> Waiting {
-        self.requests.fetch_add(1, Relaxed);
+        self.begins();
         self.computes(now, uncached_tokens, streams)
+    }
+
+    /// A request was sent. What it has of prefill is said by [`Load::computes`].
+    pub fn begins(&self) {
+        self.requests.fetch_add(1, Relaxed);
     }
 
     /// A request will be sent whose prompt another worker computes first.
     pub fn start_elsewhere(&self, now: Duration) {
-        self.requests.fetch_add(1, Relaxed);
+        self.begins();
         self.goes_elsewhere(now);
     }
 

@@ -32,6 +32,14 @@ impl Urgency {
     /// # Errors
     /// [`Error::BadQuery`], which names the header and says what it may hold.
     pub fn of(headers: &HeaderMap) -> Result<Self, Error> {
+        // Most requests say nothing of it: to look at their names once takes less than to look three up.
+        let may_be = |name: &HeaderName| {
+            let name = name.as_str();
+            name.starts_with("x-") && (name.ends_with("-priority") || name.ends_with("-ttft-ms"))
+        };
+        if !headers.keys().any(may_be) {
+            return Ok(Self::default());
+        }
         let priority = value(headers, &PRIORITY, "a whole number from -1000 to 1000", |priority: &i32| {
             PRIORITIES.contains(priority)
         })?;

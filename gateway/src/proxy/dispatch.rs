@@ -220,7 +220,10 @@ impl Dispatch {
 
     /// The API of a request, if KV of its prompt may come from another worker than the one that answers.
     pub(crate) fn moves_kv(&self, path: &str, body: &[u8]) -> Option<Api> {
-        let api = Some(Api::of(path)).filter(|api| api.says_its_end() && self.router.fleet().moves_kv())?;
+        if !self.router.fleet().moves_kv() {
+            return None;
+        }
+        let api = Some(Api::of(path)).filter(|api| api.says_its_end())?;
         kv_transfer::has_one_prompt(api, body).then_some(api)
     }
 

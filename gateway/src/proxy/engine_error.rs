@@ -44,10 +44,12 @@ fn shape_of(path: &str) -> Option<ErrorShape> {
 /// The shape that a worker's answer may have to be given; `None`: it is no error, or passes unread.
 pub(super) fn due(response: &Response, method: &Method, path: &str) -> Option<ErrorShape> {
     let (status, headers) = (response.status(), response.headers());
-    let is_error = status.is_client_error() || status.is_server_error();
+    if !status.is_client_error() && !status.is_server_error() {
+        return None;
+    }
     // What is compressed would have to be undone; an answer to HEAD has no body at all.
     let is_read = *method != Method::HEAD && !headers.contains_key(header::CONTENT_ENCODING);
-    shape_of(path).filter(|_| is_error && is_read)
+    shape_of(path).filter(|_| is_read)
 }
 
 /// The same answer in this shape. Its body is read to its end, and held to a bound; what broke off says what

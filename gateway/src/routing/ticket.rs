@@ -92,7 +92,11 @@ impl Ticket {
         worker.standing.begin(kind, sent);
         let series = worker.series(&router.metrics);
         series.in_flight.inc();
-        worker.load.start_elsewhere(sent);
+        if splits {
+            worker.load.start_elsewhere(sent);
+        } else {
+            worker.load.begins();
+        }
         let mut ticket = Box::new(Self {
             sent,
             announced: 0,
@@ -109,7 +113,7 @@ impl Ticket {
             demand: None,
             turn: None,
             streams,
-            is_elsewhere: true,
+            is_elsewhere: splits,
             handed: None,
             pull: None,
             began: false,

@@ -129,8 +129,8 @@ impl Fair {
     ) {
         let is_back = !waiting.clone().any(|other| other.owner == share.owner);
         let least = || waiting.clone().map(|other| self.of(other.owner)).fold(f64::INFINITY, f64::min);
-        self.comes(share, is_back.then(least), (now, credit));
-        self.owners.entry(share.owner).or_default().comes_here(share.priority, now);
+        let back = is_back.then(least);
+        self.comes(share, back, (now, credit)).comes_here(share.priority, now);
         if self.owners.len() > OWNERS_MAX {
             let present: BTreeSet<u32> = waiting.map(|other| other.owner).chain([share.owner]).collect();
             self.owners.retain(|owner, _| present.contains(owner));
@@ -139,7 +139,7 @@ impl Fair {
 
     /// A request came to this room or to another one. `back`: what the owner that has had the least of those
     /// that wait here has had, if of this owner none does.
-    fn comes(&mut self, share: &Share, back: Option<f64>, (now, credit): (Duration, f64)) {
+    fn comes(&mut self, share: &Share, back: Option<f64>, (now, credit): (Duration, f64)) -> &mut Account {
         let account = self.owners.entry(share.owner).or_default();
         account.came = now;
         if account.highest_about(now).is_none_or(|highest| share.priority >= highest) {
@@ -150,6 +150,7 @@ impl Fair {
             let level = if least.is_finite() { least } else { self.last };
             account.served = account.served.max(level - credit);
         }
+        account
     }
 
     /// Whom a part of the workers' time is kept for.

@@ -158,6 +158,18 @@ async fn a_conversation_stays_where_it_is_when_its_first_picture_comes() {
     }
 }
 
+/// What others will bring there in KV is what splits alone: a request whose worker computes its prompt does not.
+#[tokio::test]
+async fn a_request_in_one_leg_is_none_that_brings_its_kv() {
+    let router = router(1);
+    let choice = router.choose(&request("word "), &[]).await.unwrap();
+    let now = router.now();
+    let load = choice.worker.load.snapshot(now, 1.0);
+    assert_eq!((load.requests, load.handed_per_ms), (1, 0.0));
+    choice.worker.load.start_elsewhere(now);
+    assert!(choice.worker.load.snapshot(now, 1.0).handed_per_ms > 0.0);
+}
+
 /// A worker for answers has computed nothing yet: it is taken to be as fast as those for prompts, not as an
 /// unknown one.
 #[test]
