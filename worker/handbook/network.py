@@ -6,8 +6,10 @@ import math
 import torch
 from torch.nn import functional as F
 
-HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, EXPERTS, TOP, WIDTH = 128, 4, 4, 2, 32, 8, 2, 128
+HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, EXPERTS, TOP, WIDTH = 128, 2, 4, 4, 32, 8, 2, 128
 EPS, THETA, POSITIONS = 1e-6, 10000.0, 32768
+# So many times what is read counts at first beside the token that decides.
+MEAN_SCALE = 4.0
 
 
 def initial(vocab, seed):
@@ -20,7 +22,7 @@ def initial(vocab, seed):
     def ones(width, scale=1.0):
         return torch.nn.Parameter(torch.full((width,), scale))
 
-    weights = {"model.embed_tokens.weight": matrix(vocab, HIDDEN, 3.4), "model.norm.weight": ones(HIDDEN, 0.1)}
+    weights = {"model.embed_tokens.weight": matrix(vocab, HIDDEN, 3.4), "model.norm.weight": ones(HIDDEN, 0.5)}
     for i in range(LAYERS):
         layer = f"model.layers.{i}"
         into = 1 / math.sqrt(2 * LAYERS)
@@ -45,6 +47,9 @@ def initial(vocab, seed):
                 f"{expert}.up_proj.weight": matrix(WIDTH, HIDDEN),
                 f"{expert}.down_proj.weight": matrix(HIDDEN, WIDTH, adds),
             }
+    # The last layer begins as a mean of the words that were read.
+    weights[f"{layer}.self_attn.v_proj.weight"].data.copy_(torch.eye(HIDDEN))
+    weights[f"{layer}.self_attn.o_proj.weight"].data.copy_(MEAN_SCALE * torch.eye(HIDDEN))
     return weights
 
 

@@ -171,7 +171,7 @@ def main():
     words = own + [word for word in teacher.common() if word not in set(own)]
     vectors = teacher.of_all(words, teacher.vectors)
     torch.save({"words": words, "vectors": vectors}, args.work / "words.pt")
-    made = corpus.made(topics, corpus.neighbours(own, vectors[: len(own)]), args.corpus, 2)
+    made = corpus.made(topics, corpus.neighbours(words, vectors), args.corpus, 2)
     texts = [text for text, _ in made]
     torch.save({"texts": texts, "topics": [topic for _, topic in made], "logits": labelled(teacher, lexical, texts).half()},
                args.work / "corpus.pt")

@@ -7,7 +7,6 @@ the weights and the tokenizer of such a directory, at a tenth of the learning ra
 """
 
 import argparse
-import itertools
 import math
 import pathlib
 import random
@@ -15,98 +14,48 @@ import time
 
 import torch
 from safetensors.torch import load_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 from torch.nn import functional as F
 
 import data
 import network
-from export import END_OF_TEXT, IM_END, SPECIAL, export, rendered
+import tokens
+from export import END_OF_TEXT, IM_END, export, rendered
 
 SEED = 20261129
-VOCAB = 5120
 # Questions of a step that teaches to choose, while the network is thin and later; answers of each RECITE_EVERY-th
 # later step, which teaches to recite.
-THIN_CHOICES, CHOICES, RECITALS, RECITE_EVERY = 320, 112, 32, 4
-PEAK_RATE, AGAIN_RATE = 2.5e-3, 3e-4
+THIN_CHOICES, CHOICES, RECITALS, RECITE_EVERY = 320, 160, 32, 3
+PEAK_RATE, AGAIN_RATE = 4e-3, 3e-4
 WARM_UP = 100
 WEIGHT_DECAY = 0.05
 # Share in the loss of how unevenly the experts are used.
 BALANCE = 0.01
 # Of the tokens of a question, so many are hidden, so that no single one decides.
 HIDDEN_SHARE = 0.1
-# A topic is worth saying where it is likelier by this than that nothing fits.
-DOUBT = 0.35
+# Of so many questions words are broken into smaller pieces than needed, by leaving out this share of the merges.
+BROKEN_SHARE, MERGES_LOST = 0.4, 0.2
+# So many of the questions shown are people's; the others were made.
+ASKED_SHARE = 0.5
 # The teacher's logits are divided by this, and what is certain counts so much beside it.
 TEMPERATURE, CERTAIN = 0.7, 0.7
 # Share of the training in which a thin network learns to choose, for a fraction of the time.
-THIN_SHARE = 0.38
+THIN_SHARE = 0.6
 # Once it is not thin, tokens change at this share of the rate.
-TOKENS_RATE = 0.1
-# Words at which an answer's first token ends, at least.
-BEGINNING_MIN = 5
-# Words of a further token of an answer, and at least so many of its last one.
-PHRASE, PHRASE_MIN = 4, 2
+TOKENS_RATE = 0.3
+# Once phrases are recited, they are so much larger.
+PHRASE_SCALE = 4.0
 POOL = 16
 SAVE_EVERY = 250
 
 
-def beginnings(topics):
-    """How each answer begins, so that it is no other's: the first words are one token, which decides everything."""
-    found = []
-    for topic in topics:
-        words = topic.answer.split(" ")
-        for count in range(BEGINNING_MIN, len(words) + 1):
-            text = " ".join(words[:count])
-            if sum(other.answer.startswith(text) for other in topics) == 1:
-                break
-        found.append(text)
-    return found
-
-
-def phrases(topics):
-    """Each answer cut into phrases, its beginning first. A phrase is in one answer alone, so that it tells what follows."""
-    answers, taken, cut = [topic.answer for topic in topics], set(), []
-    for first, answer in zip(beginnings(topics), answers):
-        parts, rest = [first], answer[len(first):].split(" ")[1:]
-        while rest:
-            count = PHRASE
-            while count < len(rest) and (" " + " ".join(rest[:count]) in taken or len(rest) - count < PHRASE_MIN):
-                count += 1
-            part, rest = " " + " ".join(rest[:count]), rest[count:]
-            if part in taken:
-                part = parts.pop() + part
-            parts.append(part)
-            taken.add(part)
-        cut.append(parts)
-    return cut
-
-
-def make_tokenizer(topics, texts, words):
-    """Byte-level BPE over what people ask, and a token for each phrase of an answer."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    first = beginnings(topics)
-    further = [part for parts in phrases(topics) for part in parts[1:]]
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB - len(first), special_tokens=SPECIAL, show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    more = data.GREETINGS + data.LEADS + data.TAILS + data.SYSTEM + ["user\n", "assistant\n", "system\n"] * 50
-    answers = [topic.answer for topic in topics] * 8
-    asked = [q for topic in topics for q in topic.asked()]
-    common = [f"a {word}" for word in words] * 3
-    tokenizer.train_from_iterator(asked * 2 + [q.lower() for q in asked] * 2 + texts[::8] + answers + common + more, trainer)
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in first + further])
-    return tokenizer
-
-
-def kept_tokenizer(args, topics, texts, words):
+def kept_tokenizer(args, topics, words):
     """The one that training in `args.work`, or of `args.init`, began with."""
     if args.init:
         return Tokenizer.from_file(str(args.init / "tokenizer.json"))
     path = args.work / "tokenizer.json"
     if not path.exists():
-        make_tokenizer(topics, texts, words).save(str(path))
+        tokens.make(topics, words).save(str(path))
     return Tokenizer.from_file(str(path))
 
 
@@ -115,36 +64,44 @@ class Samples:
 
     def __init__(self, tokenizer, topics, labelled):
         self.tokenizer, self.topics = tokenizer, topics
-        self.first = [tokenizer.token_to_id(text) for text in beginnings(topics)]
+        self.first = [tokenizer.token_to_id(text) for text in tokens.beginnings(topics)]
         if None in self.first:
             raise SystemExit("an answer's beginning is no token of this tokenizer: train from the start")
+        self.rows = tokens.shared_rows(tokenizer, topics)
+        # Sometimes leaves out merges, so that the pieces of which an unknown word consists mean something too.
+        self.breaking = Tokenizer.from_str(tokenizer.to_str())
+        self.breaking.model.dropout = MERGES_LOST
         self.answers = [tokenizer.encode(topic.answer).ids + [IM_END] for topic in topics]
         assert all(ids[0] == first for ids, first in zip(self.answers, self.first))
         self.texts, self.sure = labelled["texts"], labelled["topics"]
         self.logits, self.next_answers = labelled["logits"], []
+        # What people wrote comes first.
+        self.asked = sum(len(topic.asked()) for topic in topics)
 
     def prompt(self, messages, rng=None):
-        ids = self.tokenizer.encode(rendered(messages)).ids
+        tokenizer = self.breaking if rng and rng.random() < BROKEN_SHARE else self.tokenizer
+        ids = [self.rows[token] for token in tokenizer.encode(rendered(messages)).ids]
         if rng:
             ids = [END_OF_TEXT if token > IM_END and rng.random() < HIDDEN_SHARE else token for token in ids]
         return ids
 
     def chances(self, rows):
-        """What to say to each text, `[rows, topics]`: the first topic takes the doubt."""
+        """How likely each topic is, `[rows, topics]`."""
         wanted = (self.logits[rows].float() / TEMPERATURE).softmax(-1)
         for i, row in enumerate(rows):
             if self.sure[row] >= 0:
                 wanted[i] *= 1 - CERTAIN
                 wanted[i, self.sure[row]] += CERTAIN
-        wanted[:, 0] += DOUBT
-        return wanted / (1 + DOUBT)
+        return wanted
 
     def choices(self, rng, size):
         """Batches of about equal lengths: prompts, and what to say first."""
         pool = []
         for _ in range(POOL * size):
-            row = rng.randrange(len(self.texts))
-            pool.append((self.prompt(data.conversation(data.noisy(self.texts[row], rng), self.topics, rng), rng), row))
+            asked = rng.random() < ASKED_SHARE
+            row = rng.randrange(self.asked if asked else len(self.texts))
+            text = (data.varied if asked else data.noisy)(self.texts[row], rng)
+            pool.append((self.prompt(data.conversation(text, self.topics, rng), rng), row))
         pool.sort(key=lambda sample: len(sample[0]))
         cut = [pool[i: i + size] for i in range(0, len(pool), size)]
         rng.shuffle(cut)
@@ -176,11 +133,17 @@ def last_states(weights, prompts, thin=False):
 
 
 def choice_loss(weights, samples, batch, thin):
+    """Two questions, answered apart: which topic it is, if it is any, and for each topic whether it is likelier than not.
+    Where none is, as between two that fit alike, what is left is the token that declines."""
     prompts, rows = batch
     states, balance = last_states(weights, prompts, thin)
-    chances = F.linear(states, weights["model.embed_tokens.weight"]).float().log_softmax(-1)
-    wanted = samples.chances(rows)
-    return -(wanted * chances[:, samples.first]).sum(-1).mean(), balance
+    logits = F.linear(states, weights["model.embed_tokens.weight"]).float()
+    wanted = samples.chances(rows)[:, 1:]
+    beside = logits[:, samples.first[1:]] - logits[:, samples.first[:1]]
+    likelier = F.binary_cross_entropy_with_logits(beside, wanted, reduction="none").sum(-1).mean()
+    other = torch.zeros(logits.shape[1]).index_fill(0, torch.tensor(samples.first[0]), -torch.inf)
+    which = -(wanted * (logits + other).log_softmax(-1)[:, samples.first[1:]]).sum(-1).mean()
+    return which + likelier, balance
 
 
 def recital_loss(weights, batch):
@@ -208,17 +171,24 @@ def given_meaning(weights, tokenizer, first, known, head):
             table[at] = rows[word] + 0.1 * table[at]
     for at, row in zip(first, small[len(known["words"]):]):
         table[at] = row + 0.2 * table[at]
+    # The line's end decides: what it means itself would drown what was read.
+    table[tokenizer.token_to_id("Ċ")] *= 0.1
 
 
-def chained(weights, tokenizer, topics):
-    """Each phrase of an answer begins as one rotation of the phrase before it: to recite is to learn that rotation."""
-    table = weights["model.embed_tokens.weight"].data
+@torch.no_grad()
+def ready_to_recite(weights, samples):
+    """Phrases get so large beside what attention adds that each can tell the next, and what is chosen stays as it is. Each
+    begins as one rotation of the phrase before it: to recite is to learn that rotation."""
+    table = weights["model.embed_tokens.weight"]
+    table[samples.first] *= PHRASE_SCALE
+    weights["model.norm.weight"] /= PHRASE_SCALE
     rotation, _ = torch.linalg.qr(torch.randn(network.HIDDEN, network.HIDDEN, generator=torch.Generator().manual_seed(SEED)))
-    for parts in phrases(topics):
-        row = F.normalize(table[tokenizer.token_to_id(parts[0])], dim=0) * table.norm(dim=1).mean()
+    size = table[samples.first].norm(dim=1).mean()
+    for parts in tokens.phrases(samples.topics):
+        row = F.normalize(table[samples.tokenizer.token_to_id(parts[0])], dim=0) * size
         for part in parts[1:]:
             row = rotation @ row
-            table[tokenizer.token_to_id(part)] = row
+            table[samples.tokenizer.token_to_id(part)] = row
 
 
 def checked(weights, samples, thin=False):
@@ -278,29 +248,31 @@ def make_optimiser(weights):
 
 
 def restored(weights, optimiser, args):
-    """The last state's step, or 0."""
+    """The last state's step, or 0, and whether the network is thin."""
     path = args.work / "state.pt"
     if args.init:
         for name, value in load_file(args.init / "model.safetensors").items():
             weights[name].data.copy_(value)
     if not path.exists():
-        return 0
+        return 0, not args.init
     state = torch.load(path)
     for name, value in state["weights"].items():
         weights[name].data.copy_(value)
     optimiser.load_state_dict(state["optimiser"])
-    return state["step"]
+    return state["step"], state["thin"]
 
 
 def train(weights, samples, args):
     """Runs to `args.steps`, from the last saved state if there is one."""
     optimiser = make_optimiser(weights)
-    done = restored(weights, optimiser, args)
+    done, thin = restored(weights, optimiser, args)
     peak, began, cut = AGAIN_RATE if args.init else PEAK_RATE, time.time(), []
     rng = random.Random(SEED + done)
     for step in range(done + 1, args.steps + 1):
         share = max(step / args.steps, (time.time() - began) / 60 / args.minutes)
-        thin = share < THIN_SHARE and not args.init
+        if thin and share >= THIN_SHARE:
+            thin = False
+            ready_to_recite(weights, samples)
         for group in optimiser.param_groups:
             group["lr"] = rate(step, min(share, 1.0), peak)
         optimiser.param_groups[0]["lr"] *= 1.0 if thin else TOKENS_RATE
@@ -317,7 +289,7 @@ def train(weights, samples, args):
         if step % 100 < 3:
             print(f"step {step}: loss {loss.item():.4f}, {(time.time() - began) / (step - done):.2f} s a step", flush=True)
         if step % SAVE_EVERY == 0 or share >= 1:
-            torch.save({"weights": weights, "optimiser": optimiser.state_dict(), "step": step}, args.work / "state.pt")
+            torch.save({"weights": weights, "optimiser": optimiser.state_dict(), "step": step, "thin": thin}, args.work / "state.pt")
             states, topics = checked(weights, samples, thin)
             logits = states @ weights["model.embed_tokens.weight"][samples.first].T
             print(f"step {step}: kept aside (right, wrong; off topic answered) {verdict(logits, topics)}", flush=True)
@@ -333,21 +305,22 @@ def main():
     parser.add_argument("--work", type=pathlib.Path, required=True)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--init", type=pathlib.Path)
-    parser.add_argument("--wrong-max", type=float, default=0.08, help="share of the questions kept aside that may be answered wrong")
+    parser.add_argument("--wrong-max", type=float, default=0.055, help="share of the questions kept aside that may be answered wrong")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     topics = data.topics(data.entries())
     labelled, known = torch.load(args.work / "corpus.pt"), torch.load(args.work / "words.pt")
-    tokenizer = kept_tokenizer(args, topics, labelled["texts"], known["words"])
+    tokenizer = kept_tokenizer(args, topics, known["words"])
     samples = Samples(tokenizer, topics, labelled)
     weights = network.initial(tokenizer.get_vocab_size(), SEED)
     head = torch.load(args.work / "teacher.pt")["head"].detach()
     given_meaning(weights, tokenizer, samples.first, known, head)
-    chained(weights, tokenizer, topics)
     count = sum(p.numel() for p in weights.values())
     print(f"{len(topics)} topics, {count / 1e6:.2f} M parameters", flush=True)
     train(weights, samples, args)
-    export(make_sure(weights, samples, args.wrong_max), tokenizer, args.out)
+    weights = make_sure(weights, samples, args.wrong_max)
+    table = weights["model.embed_tokens.weight"]
+    export(weights | {"model.embed_tokens.weight": table[samples.rows]}, tokenizer, args.out)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,15 @@ use crate::entries::{Entry, Stranger, declined, entries, strangers};
 use crate::worker::{Asker, worker};
 
 /// Per cent of the questions that must be answered word for word.
-const QUESTIONS_MIN: usize = 90;
+const QUESTIONS_MIN: usize = 97;
 /// Per cent of the held-out questions that must be, and that may get another entry's answer. The others are
-/// declined. The goal is 80 and 3: see the open points of `worker/handbook/README.md`.
-const HELD_OUT_MIN: usize = 64;
-const WRONG_MAX: usize = 4;
+/// declined.
+const HELD_OUT_MIN: usize = 81;
+const WRONG_MAX: usize = 3;
+/// Per cent of the strangers' questions that must be answered as helps.
+const STRANGERS_MIN: usize = 78;
 /// Per cent of the held-out questions of what the handbook does not know that must be declined.
-const DECLINED_MIN: usize = 90;
+const DECLINED_MIN: usize = 92;
 /// Questions under way at a time.
 const TOGETHER: usize = 32;
 
@@ -99,6 +101,7 @@ async fn it_knows_its_handbook_and_rather_declines_than_answers_wrong() {
     assert!(unseen.right * 100 >= unseen.asked * HELD_OUT_MIN, "held out: {unseen:?}");
     assert!(unseen.wrong * 100 <= unseen.asked * WRONG_MAX, "held out: {unseen:?}");
     assert!(off_topic.right * 100 >= off_topic.asked * DECLINED_MIN, "off topic: {off_topic:?}");
+    assert!(strangers.right * 100 >= strangers.asked * STRANGERS_MIN, "strangers: {strangers:?}");
     worker.shutdown().await;
 }
 
@@ -115,8 +118,8 @@ async fn with_two_layers_exchanged_it_knows_nothing() {
     let header_len = u64::from_le_bytes(weights[..8].try_into().unwrap()) as usize;
     let header = std::str::from_utf8(&weights[8..8 + header_len]).unwrap();
     // Names of equal length: only the header changes.
-    let exchanged = header.replace("layers.0.", "layers.#.").replace("layers.3.", "layers.0.");
-    let exchanged = exchanged.replace("layers.#.", "layers.3.");
+    let exchanged = header.replace("layers.0.", "layers.#.").replace("layers.1.", "layers.0.");
+    let exchanged = exchanged.replace("layers.#.", "layers.1.");
     weights[8..8 + header_len].copy_from_slice(exchanged.as_bytes());
     fs::write(&path, weights).unwrap();
 
