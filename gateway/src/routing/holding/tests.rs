@@ -158,7 +158,8 @@ async fn a_conversation_stays_where_it_is_when_its_first_picture_comes() {
     }
 }
 
-/// What others will bring there in KV is what splits alone: a request whose worker computes its prompt does not.
+/// What others will bring there in KV is what splits alone: a request whose worker computes its prompt does
+/// not.
 #[tokio::test]
 async fn a_request_in_one_leg_is_none_that_brings_its_kv() {
     let router = router(1);
