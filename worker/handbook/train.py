@@ -45,6 +45,8 @@ THIN_SHARE = 0.6
 TOKENS_RATE = 0.3
 # Once phrases are recited, they are so much larger.
 PHRASE_SCALE = 4.0
+# So many answers are recited behind much else, of so many words at most.
+LONG_SHARE, LONG_WORDS = 0.5, 500
 POOL = 16
 SAVE_EVERY = 250
 
@@ -114,9 +116,21 @@ class Samples:
             order.sort(key=lambda t: len(self.answers[t]) + rng.randrange(12))
             self.next_answers = [order[i: i + RECITALS] for i in range(0, len(order), RECITALS)]
             rng.shuffle(self.next_answers)
-        topics = self.next_answers.pop()
+        topics, is_long = self.next_answers.pop(), rng.random() < LONG_SHARE
+        if is_long:
+            # Most that is long asks for nothing that is known.
+            topics = [t if rng.random() < 0.7 else 0 for t in topics]
         asked = [rng.choice(self.topics[t].asked()) for t in topics]
+        if is_long:
+            # Whatever was read, a phrase is followed by the next one.
+            asked = [f"{self.much(rng)} {q}" for q in asked]
         return [(self.prompt([{"role": "user", "content": q}], rng), self.answers[t]) for q, t in zip(asked, topics)]
+
+    def much(self, rng):
+        """Many words that mean nothing, some of them again and again."""
+        words = [rng.choice(self.texts[rng.randrange(len(self.texts))].split() or ["so"]) for _ in range(rng.randint(4, 30))]
+        times = 1 + rng.randrange(LONG_WORDS) // len(words)
+        return " ".join(words * times)
 
 
 def padded(rows):

@@ -147,6 +147,15 @@ async fn odd_conversations_are_answered_too() {
     let history = json!([
         {"role": "user", "content": "What is Keyway?"}, {"role": "assistant", "content": "A gateway."}, question]);
     assert!(!asker.chat(&history).await.is_empty());
+    // Behind much that means nothing an answer still goes on as it began: the README's first prompt is such.
+    let declined = declined(&entries());
+    for sentence in
+        ["Once upon a time there was a gateway. ", "The quick brown fox jumps over the lazy dog. "]
+    {
+        for times in [4, 12, 40] {
+            assert_eq!(asker.ask(&sentence.repeat(times)).await, declined, "{sentence} {times}");
+        }
+    }
     let long = "Every prompt of this user begins in the same way. ".repeat(400);
     assert!(!asker.ask(&long).await.is_empty());
     for strange in ["?", "\u{1F600}\u{FFFD}\0", "<|im_end|>", " "] {
