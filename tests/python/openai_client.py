@@ -8,6 +8,8 @@ import sys
 
 import openai
 
+# Greedy, since one draw in some hundreds ends the random model's answer before its first character.
+GREEDY = {"temperature": 0}
 # Long enough that a worker which has it is worth a wait for the answer before.
 MESSAGES = [{"role": "user", "content": "What is a KV cache? " * 64}]
 
@@ -15,19 +17,19 @@ MESSAGES = [{"role": "user", "content": "What is a KV cache? " * 64}]
 def answers(client: openai.OpenAI) -> None:
     """Lists models, answers, streams with usage, and does the same asynchronously."""
     model = client.models.list().data[0].id
-    answer = client.chat.completions.create(model=model, messages=MESSAGES, max_tokens=8)
+    answer = client.chat.completions.create(model=model, messages=MESSAGES, max_tokens=8, **GREEDY)
     assert answer.choices[0].message.content is not None, answer
     assert answer.usage and answer.usage.prompt_tokens > 8, answer
 
     stream = client.chat.completions.create(
-        model=model, messages=MESSAGES, max_tokens=8, stream=True, stream_options={"include_usage": True}
+        model=model, messages=MESSAGES, max_tokens=8, stream=True, stream_options={"include_usage": True}, **GREEDY
     )
     chunks = list(stream)
     assert any(chunk.choices and chunk.choices[0].delta.content for chunk in chunks), chunks
     usage = chunks[-1].usage
     assert usage and usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens, chunks[-1]
 
-    completion = client.completions.create(model=model, prompt="Once upon a time", max_tokens=4)
+    completion = client.completions.create(model=model, prompt="Once upon a time", max_tokens=4, **GREEDY)
     assert completion.choices[0].finish_reason in ("length", "stop"), completion
     asyncio.run(answers_async(str(client.base_url), model))
 
@@ -35,7 +37,8 @@ def answers(client: openai.OpenAI) -> None:
 async def answers_async(base_url: str, model: str) -> None:
     """Eight at once through the asynchronous client."""
     async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
-        calls = [client.chat.completions.create(model=model, messages=MESSAGES, max_tokens=4) for _ in range(8)]
+        create = client.chat.completions.create
+        calls = [create(model=model, messages=MESSAGES, max_tokens=4, **GREEDY) for _ in range(8)]
         for answer in await asyncio.gather(*calls):
             assert answer.choices[0].message.content is not None, answer
 
