@@ -70,6 +70,10 @@ pub fn run(args: &CalibrateArgs) -> Result<ExitCode, Error> {
 
 async fn measure(args: &CalibrateArgs) -> Result<Speed, Error> {
     let server = &args.server;
+    if !server.endpoint().generates() {
+        let text = "embeddings have no first token and none after it: write another --endpoint";
+        return Err(Error::Usage(text.into()));
+    }
     let key = server.api_key_file.as_deref().map(client::read_api_key).transpose()?;
     let to = Server::new(&server.url(), key.as_deref())?.with_headers(&server.header)?;
     let model = match &server.model {
@@ -115,10 +119,10 @@ fn prompt(tokens: u32, output_tokens: u64, id: &mut u64) -> Ask {
 
 async fn send(args: &CalibrateArgs, server: &Server, body: Bytes) -> Result<Exchange, Error> {
     let (_keep, stop) = watch::channel(false);
-    let (server, path, timeout) = (server.clone(), args.server.endpoint().path(), args.server.timeout);
+    let (server, endpoint, timeout) = (server.clone(), args.server.endpoint(), args.server.timeout);
     let clock = Clock { zero: Instant::now() };
-    let exchange =
-        exchange(Session { server, path, timeout, clock, keep_text: false, stop }, body.into()).await;
+    let session = Session { server, endpoint, texts: 1, timeout, clock, keep_text: false, stop };
+    let exchange = exchange(session, body.into()).await;
     match &exchange.outcome {
         Outcome::Failed(failure) => Err(Error::Failed(failure.to_string())),
         Outcome::Ok | Outcome::Cancelled => Ok(exchange),

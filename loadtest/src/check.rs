@@ -20,7 +20,11 @@ use crate::{
     },
     error::{EXIT_FAILED, Error},
     stdout,
-    workload::{Ask, body::Bodies, scale::Block},
+    workload::{
+        Ask,
+        body::{Bodies, Endpoint},
+        scale::Block,
+    },
 };
 
 /// Tokens of the prompt that is sent twice: several blocks of any engine.
@@ -76,11 +80,11 @@ async fn check(args: &ServerArgs) -> Result<Vec<Finding>, Error> {
     let ask = Ask { blocks: vec![block], output_tokens: OUTPUT_TOKENS, said: None, begins_history: false };
     let body = Bytes::from(bodies.make(&ask, None));
     let first = send(args, &server, body.clone()).await;
-    findings.push(stream(&first));
+    findings.push(answer(&first, args.endpoint()));
     if first.outcome != Outcome::Ok {
         return Ok(findings);
     }
-    findings.push(usage(&first));
+    findings.push(usage(&first, args.endpoint()));
     let second = send(args, &server, body).await;
     findings.push(cached(&second));
     findings.push(worker(&second));
@@ -90,9 +94,9 @@ async fn check(args: &ServerArgs) -> Result<Vec<Finding>, Error> {
 async fn send(args: &ServerArgs, server: &Server, body: Bytes) -> Exchange {
     let (_keep, stop) = watch::channel(false);
     let clock = Clock { zero: Instant::now() };
-    let (server, path) = (server.clone(), args.endpoint().path());
-    exchange(Session { server, path, timeout: args.timeout, clock, keep_text: false, stop }, body.into())
-        .await
+    let (server, endpoint, timeout) = (server.clone(), args.endpoint(), args.timeout);
+    let session = Session { server, endpoint, texts: 1, timeout, clock, keep_text: false, stop };
+    exchange(session, body.into()).await
 }
 
 fn counts(calibration: &Calibration) -> String {
@@ -100,8 +104,9 @@ fn counts(calibration: &Calibration) -> String {
     format!("{bytes_per_token:.3} bytes of our text for a token, {overhead_tokens} tokens of chat template")
 }
 
-fn stream(exchange: &Exchange) -> Finding {
+fn answer(exchange: &Exchange, endpoint: Endpoint) -> Finding {
     let (holds, text) = match &exchange.outcome {
+        Outcome::Ok if !endpoint.generates() => (true, "an embedding".into()),
         Outcome::Ok if exchange.text_events > 1 => {
             (true, format!("{} events with text, then [DONE]", exchange.text_events))
         }
@@ -111,14 +116,15 @@ fn stream(exchange: &Exchange) -> Finding {
     };
     let took = Duration::from_nanos(exchange.end_ns.saturating_sub(exchange.sent_ns));
     Finding {
-        name: "stream",
+        name: if endpoint.generates() { "stream" } else { "answer" },
         holds: Some(holds),
         text: format!("{text}, in {:.1} ms", took.as_secs_f64() * 1e3),
     }
 }
 
-fn usage(exchange: &Exchange) -> Finding {
+fn usage(exchange: &Exchange, endpoint: Endpoint) -> Finding {
     let (holds, text) = match &exchange.usage {
+        Some(usage) if !endpoint.generates() => (true, format!("{} prompt tokens", usage.prompt_tokens)),
         Some(usage) if usage.completion_tokens == OUTPUT_TOKENS => {
             (true, format!("{} prompt tokens, {OUTPUT_TOKENS} generated as asked", usage.prompt_tokens))
         }
@@ -129,7 +135,7 @@ fn usage(exchange: &Exchange) -> Finding {
             );
             (true, text)
         }
-        None => (false, "no `usage` in the stream: nothing can be said of tokens".into()),
+        None => (false, "no `usage` in the answer: nothing can be said of tokens".into()),
     };
     Finding { name: "usage", holds: Some(holds), text }
 }

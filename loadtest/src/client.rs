@@ -2,6 +2,7 @@
 //! nothing.
 
 pub mod calibrate;
+mod embeddings;
 pub mod event;
 pub mod exchange;
 pub mod names;
@@ -242,7 +243,12 @@ pub fn read_api_key(path: &Path) -> Result<String, ClientError> {
 
 /// Reads a body of bounded size.
 pub async fn read(body: Incoming) -> Result<Bytes, BodyError> {
-    match Limited::new(body, limits::ANSWER_BYTES_MAX).collect().await {
+    read_up_to(body, limits::ANSWER_BYTES_MAX).await
+}
+
+/// Reads a body of at most `bytes_max`.
+pub async fn read_up_to(body: Incoming, bytes_max: usize) -> Result<Bytes, BodyError> {
+    match Limited::new(body, bytes_max).collect().await {
         Ok(collected) => Ok(collected.to_bytes()),
         // What is not the connection's is the limit's.
         Err(error) => {

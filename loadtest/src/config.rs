@@ -27,6 +27,9 @@ pub struct Config {
     pub scale_len: Option<f64>,
     pub isl: Option<String>,
     pub osl: Option<String>,
+    /// `None`: one text a request, as every other API has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub texts: Option<u32>,
     pub file: Option<String>,
     pub turns: Option<String>,
     pub think_time: Option<String>,
@@ -88,6 +91,7 @@ impl Default for Config {
             scale_len: None,
             isl: None,
             osl: None,
+            texts: None,
             file: None,
             turns: None,
             think_time: None,
@@ -133,6 +137,7 @@ impl Config {
         let (workload, schedule) = (&args.workload, &args.schedule);
         let kind = kind(workload);
         let trace = kind == WorkloadKind::Trace;
+        let generates = args.server.endpoint().generates();
         let is_talk = matches!(kind, WorkloadKind::MultiTurn | WorkloadKind::Sharegpt);
         let tree = kind == WorkloadKind::SharedPrefix
             || (kind == WorkloadKind::MultiTurn && workload.prefix_len.is_some());
@@ -147,20 +152,13 @@ impl Config {
             url: args.server.url(),
             model,
             endpoint: args.server.endpoint(),
-            workload: match kind {
-                WorkloadKind::Trace => "trace",
-                WorkloadKind::Random => "random",
-                WorkloadKind::SharedPrefix => "shared-prefix",
-                WorkloadKind::MultiTurn => "multi-turn",
-                WorkloadKind::Sharegpt => "sharegpt",
-                WorkloadKind::Custom => "custom",
-            }
-            .into(),
+            workload: name(kind).into(),
             trace: workload.trace.as_ref().map(|path| path.display().to_string()),
             slice: trace.then(|| workload.slice.slice.to_string()),
             scale_len: trace.then_some(workload.slice.scale_len),
             isl: (!trace && workload.file.is_none()).then(|| workload.isl().to_string()),
-            osl: (!trace && kind != WorkloadKind::Sharegpt).then(|| workload.osl().to_string()),
+            osl: (!trace && kind != WorkloadKind::Sharegpt && generates).then(|| workload.osl().to_string()),
+            texts: (workload.texts > 1).then_some(workload.texts),
             file: workload.file.as_ref().map(|path| path.display().to_string()),
             turns: workload.turns.filter(|_| is_talk).map(|turns| turns.to_string()),
             think_time: is_talk.then(|| workload.think_time.to_string()),
@@ -192,7 +190,7 @@ impl Config {
             warmup_s: seconds(warmup.until),
             seed: workload.seed,
             text_seed: Some(text_seed),
-            ignore_eos: workload.ignore_eos,
+            ignore_eos: workload.ignore_eos && generates,
             extra_body: args.server.extra_body.clone(),
             session_header: args.server.session_header.as_ref().map(ToString::to_string),
             parent_header: args.server.parent_header.as_ref().map(ToString::to_string),
@@ -231,6 +229,7 @@ impl Config {
         let text = |value: Option<f64>| value.map(|value| value.to_string());
         add("prompt", self.isl.clone());
         add("output", self.osl.clone());
+        add("texts", self.texts.map(|n| n.to_string()));
         add("of", self.file.clone());
         add("turns", self.turns.clone());
         add("prefixes", self.prefix_groups.map(|n| n.to_string()));
@@ -242,6 +241,17 @@ impl Config {
         add("processes", self.processes.map(|n| n.to_string()));
         add("speed", text(self.time_scale.filter(|speed| *speed != 1.0)));
         words.join(", ")
+    }
+}
+
+fn name(kind: WorkloadKind) -> &'static str {
+    match kind {
+        WorkloadKind::Trace => "trace",
+        WorkloadKind::Random => "random",
+        WorkloadKind::SharedPrefix => "shared-prefix",
+        WorkloadKind::MultiTurn => "multi-turn",
+        WorkloadKind::Sharegpt => "sharegpt",
+        WorkloadKind::Custom => "custom",
     }
 }
 

@@ -10,6 +10,12 @@ pub const EVENT_BYTES_MAX: usize = 1 << 20;
 /// about 200 KiB.
 pub const ANSWER_BYTES_MAX: usize = 4 << 20;
 
+/// Bytes read of an answer with embeddings: 2,048 texts of 4,096 numbers, 20 characters each, are 160 MiB.
+pub const EMBEDDINGS_BYTES_MAX: usize = 256 << 20;
+
+/// Texts in one request of embeddings: as many as OpenAI's API takes.
+pub const TEXTS_MAX: u32 = 2048;
+
 /// Sample messages kept for each class of error, and the characters kept of each.
 pub const ERROR_SAMPLES_MAX: usize = 3;
 /// Characters kept of a failure's message; the rest is cut off. See [`ERROR_SAMPLES_MAX`].

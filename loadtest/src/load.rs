@@ -1,5 +1,6 @@
 //! What the options of a measurement mean together: a workload and a pacer. Starts nothing.
 
+pub mod embeddings;
 mod live;
 
 use std::{cmp::Reverse, path::Path};
@@ -108,7 +109,7 @@ fn sessions(
     let seed = args.seed;
     let usage = |text: &str| Err(Error::Usage(text.into()));
     let is_plain = matches!(&workload, Workload::Texts { texts, .. } if texts.is_plain());
-    if endpoint == Endpoint::Completions && !is_plain {
+    if matches!(endpoint, Endpoint::Completions | Endpoint::Embeddings) && !is_plain {
         return usage("conversations and messages need --endpoint chat, responses or messages");
     }
     if schedule.users.is_some() && args.think_time.to_string() != "0s" {

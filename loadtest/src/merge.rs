@@ -77,8 +77,7 @@ fn merged(paths: &[PathBuf], reports: &[Report]) -> Result<Report, Error> {
         warmup: sum(|run| run.requests.warmup),
     };
     let (samples, series) = (samples(&parts)?, parts.iter().map(|part| (part.after_ms, &part.report.series)));
-    let ttft = samples.kept().filter_map(|sample| Some((sample.due_us / 1000, sample.ttft?)));
-    let series = SeriesReport::of_several(&series.collect::<Vec<_>>(), ttft);
+    let series = SeriesReport::of_several(&series.collect::<Vec<_>>(), samples.kept());
     let Figures { response, service, ttst, itl, tpot, schedule_lag, mut histograms } = Figures::of(&parts)?;
     let mut report = Report {
         format: FORMAT.into(),

@@ -4,10 +4,13 @@
 //!
 //! A request's way: `http.rs` → `request.rs` (what was asked) → `worker.rs` (the engine's lock and thread) →
 //! `ticket.rs` (what came out) → `answer.rs` (events, in the words of `answer/words.rs`). Beside it
-//! `events.rs` and `event_sockets.rs`, `faults.rs`, `kv.rs` (KV that moves between them), `series.rs`.
+//! `events.rs` and `event_sockets.rs`, `faults.rs`, `kv.rs` (KV that moves between them), `series.rs`,
+//! `embeddings.rs` (answers without tokens).
 
 mod answer;
+mod api;
 pub mod args;
+mod embeddings;
 mod event_sockets;
 mod events;
 mod faults;

@@ -20,6 +20,13 @@ pub struct Reusable {
     pub pooled: Option<u64>,
 }
 
+impl std::ops::AddAssign for Reusable {
+    fn add_assign(&mut self, other: Self) {
+        self.unbounded += other.unbounded;
+        self.pooled = [self.pooled, other.pooled].into_iter().flatten().reduce(|a, b| a + b);
+    }
+}
+
 /// The two reference caches, with what they hold so far.
 #[derive(Debug)]
 pub struct Oracle {

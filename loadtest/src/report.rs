@@ -266,7 +266,7 @@ impl Report {
         let Facts { text, scheduled, sent, interrupted, scraped, .. } = facts;
         let Tally { ok, failed, cancelled, warmup, tokens, .. } = *tally;
         let response = ViewReport::new(&tally.response);
-        let schedule_lag = ScheduleLag::of(tally.lag.summary(), response.ttft);
+        let schedule_lag = ScheduleLag::of(tally.lag.summary(), response);
         // A warm-up is not part of the time that figures are taken over.
         let counted_s = elapsed_s - tally.first_due_ns.unwrap_or(0) as f64 / 1e9;
         let per_second = |count: u64| if counted_s > 0.0 { count as f64 / counted_s } else { 0.0 };
@@ -424,12 +424,17 @@ impl ViewReport {
     fn new(view: &View) -> Self {
         Self { ttft: view.ttft.summary(), e2e: view.e2e.summary() }
     }
+
+    /// The time to the first thing that a client can use: the first token, of an embedding the whole.
+    pub fn first(&self) -> Option<Summary> {
+        self.ttft.or(self.e2e)
+    }
 }
 
 impl ScheduleLag {
-    /// The `lag` of a run whose response had this `ttft`.
-    pub(crate) fn of(lag: Option<Summary>, ttft: Option<Summary>) -> Self {
-        let share = ttft.map_or(0.0, |ttft| ttft.p50 * limits::LAG_TTFT_SHARE_MAX);
+    /// The `lag` of a run with these `response` times.
+    pub(crate) fn of(lag: Option<Summary>, response: ViewReport) -> Self {
+        let share = response.first().map_or(0.0, |first| first.p50 * limits::LAG_TTFT_SHARE_MAX);
         Self { lag, p99_bound: share.max(limits::LAG_P99_MS_MAX) }
     }
 }

@@ -29,7 +29,7 @@ use crate::{
     error::Error,
     export::{self, table},
     limits,
-    load::Load,
+    load::{Load, embeddings},
     oracle::Oracle,
     output::{self, Output},
     progress::{Progress, RunStatus},
@@ -110,6 +110,7 @@ impl Plan {
         let key = args.server.api_key_file.as_deref().map(client::read_api_key).transpose()?;
         let server = Server::new(&args.server.url(), key.as_deref())?.with_headers(&args.server.header)?;
         extra_body(args)?;
+        embeddings::check(args)?;
         Ok(Self { load: Load::new(&args.workload, &args.schedule, args.server.endpoint())?, server })
     }
 
@@ -145,7 +146,8 @@ pub async fn measure(
     let (clock, started_unix_ms) = zero();
     let session = Session {
         server,
-        path: args.server.endpoint().path(),
+        endpoint: args.server.endpoint(),
+        texts: args.workload.texts,
         timeout: args.server.timeout,
         clock,
         keep_text: workload.carries_answers(),
@@ -341,7 +343,17 @@ fn extra_body(args: &RunArgs) -> Result<Fields, Error> {
     let Some(text) = &args.server.extra_body else { return Ok(Fields::new()) };
     let fields: Fields = serde_json::from_str(text)
         .map_err(|error| Error::Usage(format!("--extra-body must be a JSON object: {error}")))?;
-    let ours = ["model", "messages", "prompt", "stream", "stream_options", "max_tokens", "n"];
+    let ours = [
+        "model",
+        "messages",
+        "prompt",
+        "input",
+        "stream",
+        "stream_options",
+        "max_tokens",
+        "max_output_tokens",
+        "n",
+    ];
     match ours.into_iter().find(|name| fields.contains_key(*name)) {
         Some(name) => Err(Error::Usage(format!("--extra-body must not set `{name}`: the load tester does"))),
         None => Ok(fields),

@@ -65,6 +65,12 @@ pub struct ProbeReport {
     pub ttft_p50: Option<f64>,
     /// 99th percentile of the same.
     pub ttft_p99: Option<f64>,
+    /// Median time to the answer's end, in milliseconds. `None` in reports of older versions.
+    #[serde(default)]
+    pub e2e_p50: Option<f64>,
+    /// 99th percentile of the same.
+    #[serde(default)]
+    pub e2e_p99: Option<f64>,
     /// Good answers a second.
     pub requests_per_s: f64,
 }
@@ -177,6 +183,8 @@ async fn probe(args: &SearchArgs, load: f64, seed: u64) -> Result<ProbeReport, E
         ended_early: gave_up,
         ttft_p50: report.response.ttft.map(|ttft| ttft.p50),
         ttft_p99: report.response.ttft.map(|ttft| ttft.p99),
+        e2e_p50: report.response.e2e.map(|e2e| e2e.p50),
+        e2e_p99: report.response.e2e.map(|e2e| e2e.p99),
         requests_per_s: report.throughput.requests_per_s,
     })
 }
@@ -214,16 +222,28 @@ fn over(over: Over) -> &'static str {
     }
 }
 
+impl ProbeReport {
+    /// The time to the first token, median and 99th percentile, or of answers without one to their end; behind
+    /// its name.
+    fn first(&self) -> (&'static str, Option<f64>, Option<f64>) {
+        match self.ttft_p50 {
+            Some(_) => ("TTFT", self.ttft_p50, self.ttft_p99),
+            None => ("E2E", self.e2e_p50, self.e2e_p99),
+        }
+    }
+}
+
 fn line(probe: &ProbeReport) -> String {
     let ms = |value: Option<f64>| value.map_or_else(|| "-".into(), |ms| format!("{ms:.1}"));
+    let (name, p50, p99) = probe.first();
     let mut line = format!(
-        "{:>10.3}  attainment {:.4}  {}/{} kept  TTFT p50 {} p99 {} ms  {:.2} answers/s",
+        "{:>10.3}  attainment {:.4}  {}/{} kept  {name} p50 {} p99 {} ms  {:.2} answers/s",
         probe.load,
         probe.attainment,
         probe.met,
         probe.of,
-        ms(probe.ttft_p50),
-        ms(probe.ttft_p99),
+        ms(p50),
+        ms(p99),
         probe.requests_per_s
     );
     let _ = writeln!(line, "{}", if probe.ended_early { "  (ended early)" } else { "" });

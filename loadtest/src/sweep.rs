@@ -55,6 +55,9 @@ pub struct Point {
     pub requests_per_s: f64,
     /// Generated tokens a second.
     pub output_tokens_per_s: f64,
+    /// Prompt tokens a second. 0 in reports of older versions.
+    #[serde(default)]
+    pub prompt_tokens_per_s: f64,
     /// Time to the first token from when requests were due, in milliseconds.
     pub ttft: Option<Summary>,
     /// Time of a token after the first.
@@ -81,7 +84,7 @@ pub fn run(args: &SweepArgs) -> Result<ExitCode, Error> {
     // Mistakes in any of them show before the first is measured.
     runs.iter().try_for_each(|run| Plan::new(run).map(|_| ()))?;
     let (mut points, mut code, mut about) = (Vec::new(), 0, String::new());
-    stdout::print(&head())?;
+    stdout::print(&head(args.run.server.endpoint().generates()))?;
     for (i, run) in runs.iter().enumerate() {
         let measured =
             runtime.block_on(run::measure(run, Plan::new(run)?, Output::open(&run.output)?, None))?;
@@ -175,6 +178,7 @@ impl Point {
             failed: report.requests.failed,
             requests_per_s: report.throughput.requests_per_s,
             output_tokens_per_s: report.throughput.output_tokens_per_s,
+            prompt_tokens_per_s: report.throughput.prompt_tokens_per_s,
             ttft: report.response.ttft,
             tpot: report.tpot,
             e2e: report.response.e2e,
@@ -185,9 +189,24 @@ impl Point {
         }
     }
 
+    /// Time to the first token, or of answers without one to their end.
+    fn first(&self) -> Option<Summary> {
+        self.ttft.or(self.e2e)
+    }
+
+    /// Tokens a second: generated ones, or of answers without any those of the prompts.
+    fn tokens_per_s(&self) -> f64 {
+        if self.ttft.is_some() { self.output_tokens_per_s } else { self.prompt_tokens_per_s }
+    }
+
+    /// Tokens of a prompt, and of an answer that has some, as `--isl-osl` writes them.
+    fn lengths(&self) -> Option<String> {
+        let isl = self.isl.as_ref()?;
+        Some(self.osl.as_ref().map_or_else(|| isl.clone(), |osl| format!("{isl}/{osl}")))
+    }
+
     fn line(&self) -> String {
         let load = self.rate.map(|rate| rate.to_string()).or(self.concurrency.map(|n| n.to_string()));
-        let lengths = self.isl.iter().zip(&self.osl).map(|(isl, osl)| format!("{isl}/{osl}")).next();
         let ms = |summary: Option<Summary>, of: fn(&Summary) -> f64| {
             summary.map_or_else(|| "-".into(), |summary| format!("{:.1}", of(&summary)))
         };
@@ -195,13 +214,13 @@ impl Point {
             "{:>4}{:>10}{:>16}{:>8}{:>8}{:>10.2}{:>12.0}{:>10}{:>10}{:>9}{:>11}",
             self.number,
             load.unwrap_or_else(|| "-".into()),
-            lengths.unwrap_or_else(|| "-".into()),
+            self.lengths().unwrap_or_else(|| "-".into()),
             self.ok,
             self.failed,
             self.requests_per_s,
-            self.output_tokens_per_s,
-            ms(self.ttft, |s| s.p50),
-            ms(self.ttft, |s| s.p99),
+            self.tokens_per_s(),
+            ms(self.first(), |s| s.p50),
+            ms(self.first(), |s| s.p99),
             ms(self.tpot, |s| s.p50),
             ms(self.e2e, |s| s.p99),
         );
@@ -221,7 +240,9 @@ impl Point {
     }
 }
 
-fn head() -> String {
+/// The names of the columns, of answers that are generated or of such as are not.
+fn head(generates: bool) -> String {
+    let (tokens, first) = if generates { ("tokens/s", "TTFT p50") } else { ("prompt t/s", "E2E p50") };
     format!(
         "{:>4}{:>10}{:>16}{:>8}{:>8}{:>10}{:>12}{:>10}{:>10}{:>9}{:>11}{:>10}{:>9}\n",
         "run",
@@ -230,8 +251,8 @@ fn head() -> String {
         "ok",
         "failed",
         "req/s",
-        "tokens/s",
-        "TTFT p50",
+        tokens,
+        first,
         "p99",
         "TPOT p50",
         "E2E p99",

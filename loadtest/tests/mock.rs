@@ -47,6 +47,21 @@ fn instant() -> Options {
     options(named("instant").unwrap())
 }
 
+#[tokio::test]
+async fn embeddings_are_of_their_texts_and_each_is_computed_as_a_prompt() {
+    let fleet = Fleet::start(&instant()).await.unwrap();
+    let caller = Caller::of(&fleet);
+    let body = json!({"model": "mock", "input": ["one text that is long", "another"], "dimensions": 4});
+    let (status, answer) = caller.text(Method::POST, "/v1/embeddings", &body.to_string()).await;
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!((status, answer["data"].as_array().unwrap().len()), (StatusCode::OK, 2));
+    assert_eq!(answer["usage"]["prompt_tokens"], 6 + 2);
+    let metrics = caller.text(Method::GET, "/metrics", "").await.1;
+    assert!(metrics.contains("vllm:prompt_tokens_total") && metrics.contains(" 8"), "{metrics}");
+    let (status, _) = caller.text(Method::POST, "/v1/embeddings", r#"{"model":"mock","input":[]}"#).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+}
+
 struct Caller {
     client: Client<HttpConnector, Full<Bytes>>,
     url: String,

@@ -4,6 +4,8 @@
 
 #[path = "run/conversations.rs"]
 mod conversations;
+#[path = "run/embeddings.rs"]
+mod embeddings;
 #[path = "run/live.rs"]
 mod live;
 #[path = "run/schedules.rs"]

@@ -122,8 +122,9 @@ fn backend(text: &str) -> Result<Endpoint, String> {
     match text {
         "vllm" | "openai" | "sglang" | "sglang-oai" | "lmdeploy" | "llama.cpp" => Ok(Endpoint::Completions),
         "openai-chat" | "vllm-chat" | "sglang-oai-chat" | "lmdeploy-chat" => Ok(Endpoint::Chat),
+        "openai-embeddings" | "sglang-embedding" => Ok(Endpoint::Embeddings),
         _ => Err("only servers of OpenAI's and Anthropic's APIs can be measured: write --endpoint chat, completions, \
-                  responses or messages"
+                  responses, messages or embeddings"
             .into()),
     }
 }

@@ -44,6 +44,10 @@ Examples:
   keyway-loadtest run --url http://127.0.0.1:8080 --trace trace.jsonl --slice 0s..20m \\
       --scale-len 0.03125 --time-scale 10 --spread-bursts --oracle-blocks 36000 -o out
 
+  # Embeddings, 20 requests a second of 32 texts each
+  keyway-loadtest run --url http://127.0.0.1:8080 --endpoint embeddings --texts 32 --isl 200 --rate 20 \\
+      --duration 60s --slo 'e2e.p99<200ms'
+
   # Sessions of coding agents, 16 at a time: tools take their time, sub-agents are waited for, and the history
   # holds the server's own answers
   keyway-loadtest run --url http://127.0.0.1:8080 --trace agents.jsonl --live --concurrency 16 --answers live \\
@@ -172,6 +176,11 @@ pub struct WorkloadArgs {
     /// Time between an answer's end and the next turn: a time, or exp(3s), lognormal(3s,2s), …
     #[arg(long, value_name = "TIME", default_value = "0s")]
     pub think_time: Seconds,
+    /// Texts in each request of embeddings, each as long as --isl says
+    #[arg(long, value_name = "N", default_value_t = 1,
+          aliases = ["random-batch-size", "prompt-batch-size", "batch-size-text"],
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(limits::TEXTS_MAX)))]
+    pub texts: u32,
     /// Conversations to hold, or sessions of a trace with --live; --rate is how many begin a second,
     /// --concurrency how many are under way
     #[arg(long, value_name = "N", aliases = ["num-conversations", "num-sessions"],

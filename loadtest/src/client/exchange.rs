@@ -1,4 +1,4 @@
-//! One request: sends it, reads its stream, notes when what arrived and how it ended. Keeps no text, decides
+//! One request: sends it, reads its answer, notes when what arrived and how it ended. Keeps no text, decides
 //! no time of sending.
 
 use std::time::{Duration, Instant};
@@ -11,12 +11,13 @@ use tokio::sync::watch;
 
 use crate::{
     client::{
-        self, PreparedRequest, Server,
+        self, PreparedRequest, Server, embeddings,
         event::{self, Bad, EventContent},
         record::{Exchange, Failure, FailureClass, Outcome},
         sse,
     },
     limits,
+    workload::body::Endpoint,
 };
 
 /// The run's clock: nanoseconds after its zero.
@@ -43,9 +44,11 @@ impl Clock {
 pub struct Session {
     /// The server under test, with the pool of connections that all requests share.
     pub server: Server,
-    /// Path that every request is posted to, such as `/v1/chat/completions`: that of `--endpoint`.
-    pub path: &'static str,
-    /// Time from sending to the stream's last word.
+    /// The API that every request is posted to: that of `--endpoint`.
+    pub endpoint: Endpoint,
+    /// Texts in each request of embeddings; 1 for every other API.
+    pub texts: u32,
+    /// Time from sending to the answer's last word.
     pub timeout: Duration,
     /// The clock that all times of an exchange are read from.
     pub clock: Clock,
@@ -56,18 +59,17 @@ pub struct Session {
 }
 
 /// Sends the request and reads the answer to its end.
-pub async fn exchange(mut session: Session, request: PreparedRequest) -> Exchange {
-    let clock = session.clock;
-    let keep_text = session.keep_text;
+pub async fn exchange(session: Session, request: PreparedRequest) -> Exchange {
+    let Session { server, endpoint, texts, timeout, clock, keep_text, mut stop } = session;
     let mut watching =
         Watching { clock, keep_text, seen: Exchange::begun(clock.now_ns()), finished: false, done_ns: None };
     let outcome = tokio::select! {
-        result = tokio::time::timeout(session.timeout, watching.run(&session.server, session.path, request)) => match result {
+        result = tokio::time::timeout(timeout, watching.run(&server, (endpoint, texts), request)) => match result {
             Ok(Ok(())) => Outcome::Ok,
             Ok(Err(failure)) => Outcome::Failed(failure),
-            Err(_) => Outcome::Failed(failure(FailureClass::Timeout, format!("not done after {:?}", session.timeout))),
+            Err(_) => Outcome::Failed(failure(FailureClass::Timeout, format!("not done after {timeout:?}"))),
         },
-        _ = session.stop.wait_for(|stop| *stop) => Outcome::Cancelled,
+        _ = stop.wait_for(|stop| *stop) => Outcome::Cancelled,
     };
     // After the last word only the connection is still of use; how it ends no longer matters.
     match watching.done_ns {
@@ -111,8 +113,13 @@ impl Exchange {
 // === impl Watching ===
 
 impl Watching {
-    async fn run(&mut self, server: &Server, path: &str, request: PreparedRequest) -> Result<(), Failure> {
-        let response = server.send(Method::POST, path, request).await.map_err(|error| {
+    async fn run(
+        &mut self,
+        server: &Server,
+        (endpoint, texts): (Endpoint, u32),
+        request: PreparedRequest,
+    ) -> Result<(), Failure> {
+        let response = server.send(Method::POST, endpoint.path(), request).await.map_err(|error| {
             let class = if error.is_connect() { FailureClass::Connect } else { FailureClass::Cut };
             failure(class, client::chain(&error))
         })?;
@@ -123,12 +130,25 @@ impl Watching {
             let body = client::read(response.into_body()).await.unwrap_or_default();
             return Err(failure(class, event::error_message(&body)));
         }
+        if !endpoint.generates() {
+            return self.embeddings(response.into_body(), texts).await;
+        }
         let kind = response.headers().get(header::CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
         if !kind.to_ascii_lowercase().starts_with(b"text/event-stream") {
             let kind = kind.escape_ascii().to_string();
             return Err(not_a_stream(&kind, &client::read(response.into_body()).await.unwrap_or_default()));
         }
         self.stream(response.into_body()).await
+    }
+
+    /// An answer without tokens: it has an end, and no time before it.
+    async fn embeddings(&mut self, body: Incoming, texts: u32) -> Result<(), Failure> {
+        let body = client::read_up_to(body, limits::EMBEDDINGS_BYTES_MAX).await;
+        let body = body.map_err(|error| failure(FailureClass::Cut, client::chain(&error)))?;
+        let now_ns = self.clock.now_ns();
+        self.seen.usage = embeddings::read(&body, texts)?;
+        self.done_ns = Some(now_ns);
+        Ok(())
     }
 
     async fn stream(&mut self, mut body: Incoming) -> Result<(), Failure> {
@@ -206,7 +226,7 @@ impl From<Bad> for Failure {
     }
 }
 
-fn failure(class: FailureClass, message: String) -> Failure {
+pub(super) fn failure(class: FailureClass, message: String) -> Failure {
     Failure { class, message: message.chars().take(limits::ERROR_SAMPLE_CHARS_MAX).collect() }
 }
 

@@ -33,7 +33,7 @@ use crate::{
     schedule::{Due, flow::TurnPlace, pacer::Pacer},
     sums::{Adder, Sums},
     workload::{
-        Workload,
+        Ask, Workload,
         body::Bodies,
         conversation::{History, Reply},
     },
@@ -50,7 +50,7 @@ pub struct Sender {
     pub bodies: Bodies,
     /// Judges each prompt in the order of sending.
     pub oracle: Oracle,
-    /// Prompt tokens of the server's chat template.
+    /// Prompt tokens of the server's own in each prompt: its chat template.
     pub overhead_tokens: u64,
     /// The server, path, time limit and clock that all requests share.
     pub session: Session,
@@ -181,6 +181,9 @@ impl Sender {
     }
 
     fn make(&mut self, row: usize, adder: &mut Adder, histories: &mut Histories) -> Ready {
+        if !self.session.endpoint.generates() {
+            return self.make_texts(row, adder);
+        }
         let ask = self.workload.ask(row);
         adder.add(&ask);
         let place = self.pacer.place(row);
@@ -194,6 +197,21 @@ impl Sender {
         let headers = place.map_or_else(Vec::new, |place| self.names.headers(&place));
         let request = PreparedRequest { body, headers };
         Ready { request, place, reusable: self.oracle.ask(blocks.into_iter()), wanted_prompt_tokens }
+    }
+
+    /// A request for embeddings: its texts are requests of the workload, and nothing is to be generated.
+    fn make_texts(&mut self, row: usize, adder: &mut Adder) -> Ready {
+        let texts = self.session.texts as usize;
+        let of_text = |nth: usize| Ask { output_tokens: 0, ..self.workload.ask(row * texts + nth) };
+        let asks: Vec<Ask> = (0..texts).map(of_text).collect();
+        let request = PreparedRequest { body: self.bodies.make_texts(&asks).into(), headers: Vec::new() };
+        let (mut reusable, mut wanted_prompt_tokens) = (Reusable::default(), 0);
+        for ask in asks {
+            adder.add(&ask);
+            wanted_prompt_tokens += ask.prompt_tokens() + self.overhead_tokens;
+            reusable += self.oracle.ask(ask.blocks.into_iter());
+        }
+        Ready { request, place: self.pacer.place(row), reusable, wanted_prompt_tokens }
     }
 
     fn send(&self, due: Due, ready: Ready, bell: Option<Bell>, runtime: &Handle) {

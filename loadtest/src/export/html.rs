@@ -57,14 +57,24 @@ fn cards(report: &Report, out: &mut String) -> std::fmt::Result {
     };
     let percent = |share: f64| format!("{:.1} %", share * 100.0);
     let requests = report.requests;
-    let mut cards = vec![
-        ("TTFT median", ms(report.response.ttft, |s| s.p50)),
-        ("TTFT 99th percentile", ms(report.response.ttft, |s| s.p99)),
-        ("per output token, median", ms(report.tpot, |s| s.p50)),
-        ("requests/s", short(report.throughput.requests_per_s)),
-        ("generated tokens/s", short(report.throughput.output_tokens_per_s)),
-        ("answered", format!("{} of {}", requests.ok, requests.ok + requests.failed + requests.cancelled)),
-    ];
+    let rates = report.throughput;
+    let mut cards = if report.config.endpoint.generates() {
+        vec![
+            ("TTFT median", ms(report.response.ttft, |s| s.p50)),
+            ("TTFT 99th percentile", ms(report.response.ttft, |s| s.p99)),
+            ("per output token, median", ms(report.tpot, |s| s.p50)),
+            ("generated tokens/s", short(rates.output_tokens_per_s)),
+        ]
+    } else {
+        vec![
+            ("end to end, median", ms(report.response.e2e, |s| s.p50)),
+            ("end to end, 99th percentile", ms(report.response.e2e, |s| s.p99)),
+            ("prompt tokens/s", short(rates.prompt_tokens_per_s)),
+        ]
+    };
+    cards.push(("requests/s", short(rates.requests_per_s)));
+    let all = requests.ok + requests.failed + requests.cancelled;
+    cards.push(("answered", format!("{} of {all}", requests.ok)));
     if let Some(goodput) = &report.goodput {
         cards.push(("keep the objective", percent(goodput.share)));
     }

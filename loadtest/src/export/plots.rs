@@ -76,17 +76,23 @@ pub fn timelines(report: &Report) -> Vec<(&'static str, Plot)> {
         y: Axis { label: y.into(), scale },
         lines,
     };
-    let ttft =
-        vec![line("median", times(&series.ttft_p50)), line("99th percentile", times(&series.ttft_p99))];
+    let generates = report.config.endpoint.generates();
+    let (first, p50, p99) = if generates {
+        (
+            ("Time to first token, by when requests were due", "Time to first token"),
+            &series.ttft_p50,
+            &series.ttft_p99,
+        )
+    } else {
+        (("End to end, by when requests were due", "End to end"), &series.e2e_p50, &series.e2e_p99)
+    };
+    let first_lines = vec![line("median", times(p50)), line("99th percentile", times(p99))];
     let mut flow = vec![line("due", rates(&series.due)), line("answered", rates(&series.ok))];
     if series.failed.iter().any(|&n| n > 0) {
         flow.push(line("failed", rates(&series.failed)));
     }
-    vec![
-        (
-            "Time to first token, by when requests were due",
-            plot("Time to first token", "ms", AxisScale::Log, ttft),
-        ),
+    let mut plots = vec![
+        (first.0, plot(first.1, "ms", AxisScale::Log, first_lines)),
         ("Requests a second", plot("Requests a second", "requests/s", AxisScale::Linear, flow)),
         (
             "Requests under way",
@@ -97,16 +103,13 @@ pub fn timelines(report: &Report) -> Vec<(&'static str, Plot)> {
                 vec![line("under way", counts(&series.in_flight))],
             ),
         ),
-        (
-            "Generated tokens a second",
-            plot(
-                "Generated tokens a second",
-                "tokens/s",
-                AxisScale::Linear,
-                vec![line("generated", rates(&series.output_tokens))],
-            ),
-        ),
-    ]
+    ];
+    if generates {
+        let lines = vec![line("generated", rates(&series.output_tokens))];
+        let title = "Generated tokens a second";
+        plots.push((title, plot(title, "tokens/s", AxisScale::Linear, lines)));
+    }
+    plots
 }
 
 /// Plots of a server's gauges: the ones that moved most, for their size.

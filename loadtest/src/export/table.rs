@@ -34,22 +34,7 @@ fn write(report: &Report, out: &mut String) -> std::fmt::Result {
         let runs: Vec<&str> = report.merged.iter().map(|run| run.run.as_str()).collect();
         writeln!(out, "merged     {} runs: {}", runs.len(), runs.join(", "))?;
     }
-    let calibration = &report.calibration;
-    writeln!(
-        out,
-        "tokens     {} prompt ({} wanted; {:.3} bytes a token, template {}), {} generated",
-        report.tokens.prompt,
-        report.tokens.prompt_wanted,
-        calibration.bytes_per_token,
-        calibration.overhead_tokens,
-        report.tokens.completion
-    )?;
-    let rates = &report.throughput;
-    writeln!(
-        out,
-        "rates      {:.2} requests/s, {:.0} prompt tokens/s, {:.0} generated tokens/s",
-        rates.requests_per_s, rates.prompt_tokens_per_s, rates.output_tokens_per_s
-    )?;
+    tokens(report, out)?;
     latencies(report, out)?;
     goodput(report, out)?;
     cache(report, out)?;
@@ -65,21 +50,48 @@ fn write(report: &Report, out: &mut String) -> std::fmt::Result {
     writeln!(out, "\nverdict    {word}: {}", report.verdict.reason)
 }
 
+/// How many there were, and how many a second; of embeddings nothing is generated.
+fn tokens(report: &Report, out: &mut String) -> std::fmt::Result {
+    let (tokens, calibration, rates) = (&report.tokens, &report.calibration, &report.throughput);
+    write!(
+        out,
+        "tokens     {} prompt ({} wanted; {:.3} bytes a token, template {})",
+        tokens.prompt, tokens.prompt_wanted, calibration.bytes_per_token, calibration.overhead_tokens
+    )?;
+    let generates = report.config.endpoint.generates();
+    if generates {
+        write!(out, ", {} generated", tokens.completion)?;
+    }
+    write!(
+        out,
+        "\nrates      {:.2} requests/s, {:.0} prompt tokens/s",
+        rates.requests_per_s, rates.prompt_tokens_per_s
+    )?;
+    if generates {
+        write!(out, ", {:.0} generated tokens/s", rates.output_tokens_per_s)?;
+    }
+    writeln!(out)
+}
+
 fn latencies(report: &Report, out: &mut String) -> std::fmt::Result {
     let columns = ["mean", "p50", "p90", "p95", "p99", "max"];
     write!(out, "\n{:<24}", "milliseconds")?;
     columns.iter().try_for_each(|name| write!(out, "{name:>10}"))?;
     writeln!(out)?;
-    for (name, summary) in [
-        ("TTFT response", report.response.ttft),
-        ("TTFT service", report.service.ttft),
-        ("end to end response", report.response.e2e),
-        ("end to end service", report.service.e2e),
-        ("first to second", report.ttst),
-        ("between text events", report.itl),
-        ("per output token", report.tpot),
-        ("schedule lag", report.schedule_lag.lag),
+    let generates = report.config.endpoint.generates();
+    for (name, summary, of_tokens) in [
+        ("TTFT response", report.response.ttft, true),
+        ("TTFT service", report.service.ttft, true),
+        ("end to end response", report.response.e2e, false),
+        ("end to end service", report.service.e2e, false),
+        ("first to second", report.ttst, true),
+        ("between text events", report.itl, true),
+        ("per output token", report.tpot, true),
+        ("schedule lag", report.schedule_lag.lag, false),
     ] {
+        if of_tokens && !generates {
+            continue;
+        }
         write!(out, "{name:<24}")?;
         match summary {
             Some(Summary { mean, p50, p90, p95, p99, max, .. }) => {
@@ -90,7 +102,7 @@ fn latencies(report: &Report, out: &mut String) -> std::fmt::Result {
         writeln!(out)?;
     }
     writeln!(out, "(response: from when a request was due; service: from when it was sent)")?;
-    let answers = report.response.ttft.map_or(0, |ttft| ttft.n);
+    let answers = report.response.e2e.map_or(0, |e2e| e2e.n);
     let needed = stats::values_min(99.0) as u64;
     if answers < needed {
         writeln!(
@@ -103,15 +115,18 @@ fn latencies(report: &Report, out: &mut String) -> std::fmt::Result {
 
 fn goodput(report: &Report, out: &mut String) -> std::fmt::Result {
     let Some(goodput) = &report.goodput else { return Ok(()) };
-    writeln!(
+    write!(
         out,
-        "\ngoodput    {:.1} % of {} requests keep {}: {:.2} requests/s, {:.0} generated tokens/s",
+        "\ngoodput    {:.1} % of {} requests keep {}: {:.2} requests/s",
         goodput.share * 100.0,
         goodput.of,
         goodput.slo,
-        goodput.requests_per_s,
-        goodput.output_tokens_per_s
+        goodput.requests_per_s
     )?;
+    if report.config.endpoint.generates() {
+        write!(out, ", {:.0} generated tokens/s", goodput.output_tokens_per_s)?;
+    }
+    writeln!(out)?;
     for bound in &goodput.bounds {
         let verdict = bound.holds.map_or("", |holds| if holds { ", holds" } else { ", BROKEN" });
         writeln!(out, "           {:.2} % keep {}{verdict}", bound.share * 100.0, bound.bound)?;
@@ -121,6 +136,9 @@ fn goodput(report: &Report, out: &mut String) -> std::fmt::Result {
 
 fn cache(report: &Report, out: &mut String) -> std::fmt::Result {
     let cache = &report.cache;
+    if cache.achieved.is_none() && !report.config.endpoint.generates() {
+        return Ok(());
+    }
     let percent =
         |share: Option<f64>| share.map_or_else(|| "-".into(), |share| format!("{:.1} %", share * 100.0));
     writeln!(out, "\ncached     {} of prompt tokens", percent(cache.achieved))?;

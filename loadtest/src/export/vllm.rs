@@ -31,9 +31,11 @@ pub fn render(report: &Report) -> Value {
         "total_token_throughput": total,
     });
     if let Value::Object(out) = &mut out {
-        add(out, "ttft", report.service.ttft);
-        add(out, "tpot", report.tpot);
-        add(out, "itl", report.itl);
+        if config.endpoint.generates() {
+            add(out, "ttft", report.service.ttft);
+            add(out, "tpot", report.tpot);
+            add(out, "itl", report.itl);
+        }
         add(out, "e2el", report.service.e2e);
     }
     out

@@ -50,7 +50,7 @@ impl Figures {
         let (ttst, itl) = (figure("ttst", |run| run.ttst)?, figure("itl", |run| run.itl)?);
         let tpot = figure("tpot", |run| run.tpot)?;
         let lag = figure("schedule_lag", |run| run.schedule_lag.lag)?;
-        let schedule_lag = ScheduleLag::of(lag, response.ttft);
+        let schedule_lag = ScheduleLag::of(lag, response);
         Ok(Self { response, service, ttst, itl, tpot, schedule_lag, histograms })
     }
 }

@@ -19,10 +19,11 @@ pub(super) use self::words::About;
 use self::words::Words;
 use super::{
     First,
+    api::Api,
     ticket::{Progress, Ticket},
     worker::{Admission, Worker},
 };
-use crate::{limits::MOCK_FRAME_BYTES, workload::body::Endpoint};
+use crate::limits::MOCK_FRAME_BYTES;
 
 /// Pause before a cut, so that the tokens before it leave the socket buffer: hyper drops unflushed bytes when
 /// a body fails.
@@ -141,7 +142,7 @@ impl Events {
     /// the end of the stream with it.
     fn write(&mut self, ready: u32, out: &mut Vec<u8>) {
         if self.sent == 0
-            && self.about.api != Endpoint::Completions
+            && self.about.api != Api::Completions
             && let Some(opening) = self.opening()
         {
             out.extend_from_slice(&opening);

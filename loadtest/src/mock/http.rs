@@ -25,6 +25,8 @@ use tokio::{
 
 use super::{
     answer::{About, AnswerBody, Events, Underway},
+    api::Api,
+    embeddings,
     faults::{Fault, Kind},
     kv::KvParams,
     request::{self, Ask, Reading},
@@ -33,7 +35,6 @@ use super::{
 use crate::{
     engine_model::Refusal,
     limits::{MOCK_BODY_BYTES_MAX, MOCK_READING_INLINE_BYTES},
-    workload::body::Endpoint,
 };
 
 type Answer = Response<AnswerBody>;
@@ -99,15 +100,16 @@ async fn route(worker: Arc<Worker>, id: u64, request: Request<Incoming>) -> Answ
         };
     }
     match (request.method(), request.uri().path()) {
-        (&Method::POST, "/v1/chat/completions") => generate(worker, id, Endpoint::Chat, request).await,
-        (&Method::POST, "/v1/completions") => generate(worker, id, Endpoint::Completions, request).await,
-        (&Method::POST, "/v1/responses") => generate(worker, id, Endpoint::Responses, request).await,
-        (&Method::POST, "/v1/messages") => generate(worker, id, Endpoint::Messages, request).await,
+        (&Method::POST, "/v1/chat/completions") => generate(worker, id, Api::Chat, request).await,
+        (&Method::POST, "/v1/completions") => generate(worker, id, Api::Completions, request).await,
+        (&Method::POST, "/v1/responses") => generate(worker, id, Api::Responses, request).await,
+        (&Method::POST, "/v1/messages") => generate(worker, id, Api::Messages, request).await,
+        (&Method::POST, "/v1/embeddings") => embed(worker, request).await,
         (&Method::POST, "/v1/chat/completions/render") if worker.setup.render => {
-            rendered(worker, id, Endpoint::Chat, request).await
+            rendered(worker, id, Api::Chat, request).await
         }
         (&Method::POST, "/v1/completions/render") if worker.setup.render => {
-            rendered(worker, id, Endpoint::Completions, request).await
+            rendered(worker, id, Api::Completions, request).await
         }
         (&Method::GET, "/health") => text(StatusCode::OK, String::new()),
         (&Method::GET, "/metrics") => text(StatusCode::OK, worker.metrics()),
@@ -134,7 +136,7 @@ async fn body(request: Request<Incoming>) -> Result<Bytes, Answer> {
     }
 }
 
-async fn generate(worker: Arc<Worker>, id: u64, api: Endpoint, request: Request<Incoming>) -> Answer {
+async fn generate(worker: Arc<Worker>, id: u64, api: Api, request: Request<Incoming>) -> Answer {
     let body = match body(request).await {
         Ok(body) => body,
         Err(answer) => return answer,
@@ -142,7 +144,7 @@ async fn generate(worker: Arc<Worker>, id: u64, api: Endpoint, request: Request<
     if let Some(code) = worker.strike(|kind| if let Kind::Status(code) = kind { Some(code) } else { None }) {
         return refused(code);
     }
-    let mut ask = match read(&worker, body, api).await {
+    let mut ask = match read(&worker, body, move |body, reading| request::read(body, api, reading)).await {
         Ok(ask) => ask,
         Err(cause) => return unread(&cause),
     };
@@ -164,14 +166,18 @@ async fn generate(worker: Arc<Worker>, id: u64, api: Endpoint, request: Request<
 
 /// What a body asks for. A large one is read where no other request waits for it, and where cores are few
 /// after all else: what it costs a real engine is on another machine than the gateway.
-async fn read(worker: &Arc<Worker>, body: Bytes, api: Endpoint) -> Result<Ask, ErrorBody> {
+async fn read<T: Send + 'static>(
+    worker: &Arc<Worker>,
+    body: Bytes,
+    how: impl FnOnce(&[u8], &Reading<'_>) -> Result<T, ErrorBody> + Send + 'static,
+) -> Result<T, ErrorBody> {
     if body.len() <= MOCK_READING_INLINE_BYTES {
-        return read_here(worker, &body, api);
+        return how(&body, &reading(worker));
     }
     let worker = Arc::clone(worker);
     let read = tokio::task::spawn_blocking(move || {
         step_back();
-        read_here(&worker, &body, api)
+        how(&body, &reading(&worker))
     });
     read.await.unwrap_or_else(|_| Err(ErrorBody::new("server_error", "unreadable", "reading it failed")))
 }
@@ -183,16 +189,47 @@ fn step_back() {
     let _ = rustix::process::setpriority_process(None, 19);
 }
 
-fn read_here(worker: &Worker, body: &[u8], api: Endpoint) -> Result<Ask, ErrorBody> {
+fn reading(worker: &Worker) -> Reading<'_> {
     let setup = &worker.setup;
-    let reading = Reading {
+    Reading {
         model: &setup.model,
         block_tokens: setup.profile.block_tokens,
         output_tokens: setup.output_tokens,
         image_tokens: setup.image_tokens,
         vocabulary: &setup.vocabulary,
+    }
+}
+
+/// An embedding of each text: the engine computes each prompt to its end, and generates nothing that is said.
+async fn embed(worker: Arc<Worker>, request: Request<Incoming>) -> Answer {
+    let body = match body(request).await {
+        Ok(body) => body,
+        Err(answer) => return answer,
     };
-    request::read(body, api, &reading)
+    if let Some(code) = worker.strike(|kind| if let Kind::Status(code) = kind { Some(code) } else { None }) {
+        return refused(code);
+    }
+    let mut wanted = match read(&worker, body, embeddings::read).await {
+        Ok(wanted) => wanted,
+        Err(cause) => return unread(&cause),
+    };
+    let mut underway = Vec::new();
+    for ask in &mut wanted.asks {
+        match worker.submit(ask) {
+            Ok(admission) => {
+                underway.push(Underway { worker: Arc::clone(&worker), admission, done: false });
+            }
+            Err(refusal @ Refusal::TooLong { .. }) => {
+                return bad_request("context_length_exceeded", &refusal.to_string());
+            }
+        }
+    }
+    for one in &mut underway {
+        if one.finished(1).await.is_err() {
+            return dead();
+        }
+    }
+    json(StatusCode::OK, wanted.answer(worker.model_json()).into())
 }
 
 fn unread(cause: &ErrorBody) -> Answer {
@@ -202,16 +239,16 @@ fn unread(cause: &ErrorBody) -> Answer {
 
 /// What the engine would be asked to generate (vLLM's `GenerateRequest`,
 /// vllm/entrypoints/serve/disagg/protocol.py), of completions in a list.
-async fn rendered(worker: Arc<Worker>, id: u64, api: Endpoint, request: Request<Incoming>) -> Answer {
+async fn rendered(worker: Arc<Worker>, id: u64, api: Api, request: Request<Incoming>) -> Answer {
     let body = match body(request).await {
         Ok(body) => body,
         Err(answer) => return answer,
     };
-    let ask = match read(&worker, body, api).await {
+    let ask = match read(&worker, body, move |body, reading| request::read(body, api, reading)).await {
         Ok(ask) => ask,
         Err(cause) => return unread(&cause),
     };
-    let chat = api == Endpoint::Chat;
+    let chat = api == Api::Chat;
     let ids = ask.tokens.ids(0..ask.prompt_tokens as usize);
     let one = serde_json::json!({
         "request_id": format!("{}-{id}", if chat { "chatcmpl" } else { "cmpl" }),
@@ -249,10 +286,7 @@ fn streamed(underway: Underway, about: About) -> Answer {
 
 async fn whole(mut underway: Underway, about: About, keeps: bool) -> Answer {
     if underway.finished(about.output_tokens).await.is_err() {
-        return error(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            &ErrorBody::new("server_error", "engine_dead", "the mock's engine is gone"),
-        );
+        return dead();
     }
     let (worker, cached) = (&underway.worker, underway.admission.ticket.cached_tokens());
     let mut body = about.whole(worker.model_json(), worker.vocabulary(), cached);
@@ -296,6 +330,13 @@ async fn add_faults(worker: &Worker, request: Request<Incoming>) -> Answer {
         }
     }
     text(StatusCode::OK, worker.faults())
+}
+
+fn dead() -> Answer {
+    error(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        &ErrorBody::new("server_error", "engine_dead", "the mock's engine is gone"),
+    )
 }
 
 fn refused(code: u16) -> Answer {

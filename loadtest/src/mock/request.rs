@@ -11,16 +11,16 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{
+    api::Api,
     kv::KvParams,
     prompt::{TOKEN_BYTES, Tokens, Vocabulary},
 };
-use crate::workload::body::Endpoint;
 
 /// What was asked for.
 #[derive(Debug)]
 pub(super) struct Ask {
     /// In which API's words it was asked, and is answered.
-    pub api: Endpoint,
+    pub api: Api,
     /// The prompt's tokens, and then the answer's.
     pub tokens: Tokens,
     /// How many of them are the prompt.
@@ -115,22 +115,17 @@ struct StreamOptions {
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
 /// Reads `body`, sent to `api`; an error is what the client gets.
-pub(super) fn read(body: &[u8], api: Endpoint, reading: &Reading<'_>) -> Result<Ask, ErrorBody> {
+pub(super) fn read(body: &[u8], api: Api, reading: &Reading<'_>) -> Result<Ask, ErrorBody> {
     let body: Body<'_> = serde_json::from_slice(body)
         .map_err(|error| invalid(&format!("the body is not a request: {error}")))?;
-    if let Some(model) = body.model.as_deref().filter(|model| *model != reading.model) {
-        let message = format!("the model `{model}` does not exist; this server has `{}`", reading.model);
-        return Err(ErrorBody::new("invalid_request_error", "model_not_found", message).with_param("model"));
-    }
+    is_served(body.model.as_deref(), reading)?;
     if body.n.is_some_and(|n| n != 1) {
         return Err(invalid("`n` must be 1: the mock gives one answer").with_param("n"));
     }
     let mut tokens = Tokens::default();
     let said = match api {
-        Endpoint::Completions => push_prompt(&body, &mut tokens)?,
-        Endpoint::Chat | Endpoint::Responses | Endpoint::Messages => {
-            push_chat(&body, (api, reading), &mut tokens)?
-        }
+        Api::Completions => push_prompt(&body, &mut tokens)?,
+        Api::Chat | Api::Responses | Api::Messages => push_chat(&body, (api, reading), &mut tokens)?,
     };
     let limit = body.max_completion_tokens.or(body.max_tokens);
     let output_tokens = limit.unwrap_or(reading.output_tokens.saturating_sub(said)).max(1);
@@ -141,9 +136,7 @@ pub(super) fn read(body: &[u8], api: Endpoint, reading: &Reading<'_>) -> Result<
     let seed = seed.map_or(0, |token| u32::from(token[0]));
     let first = seed.wrapping_mul(977).wrapping_add(asked).wrapping_add(said);
     tokens.push_answer(reading.vocabulary, first, output_tokens);
-    let mut chain = Chain::new(HashKey::new(0), body.cache_salt.as_deref().unwrap_or_default().as_bytes());
-    let block_bytes = reading.block_tokens as usize * TOKEN_BYTES;
-    let chain = tokens.bytes().chunks_exact(block_bytes).map(|block| chain.push(block)).collect();
+    let chain = chain(&tokens, reading.block_tokens, body.cache_salt.as_deref());
     Ok(Ask {
         api,
         tokens,
@@ -160,26 +153,40 @@ pub(super) fn read(body: &[u8], api: Endpoint, reading: &Reading<'_>) -> Result<
     })
 }
 
+/// Refuses a request for another model than the one served.
+pub(super) fn is_served(model: Option<&str>, reading: &Reading<'_>) -> Result<(), ErrorBody> {
+    let Some(model) = model.filter(|model| *model != reading.model) else { return Ok(()) };
+    let message = format!("the model `{model}` does not exist; this server has `{}`", reading.model);
+    Err(ErrorBody::new("invalid_request_error", "model_not_found", message).with_param("model"))
+}
+
+/// The names of the full blocks of `tokens`.
+pub(super) fn chain(tokens: &Tokens, block_tokens: u32, salt: Option<&str>) -> Box<[BlockHash]> {
+    let mut chain = Chain::new(HashKey::new(0), salt.unwrap_or_default().as_bytes());
+    let block_bytes = block_tokens as usize * TOKEN_BYTES;
+    tokens.bytes().chunks_exact(block_bytes).map(|block| chain.push(block)).collect()
+}
+
 /// Returns how many of the tokens are of the answer, where the last message is the beginning of it.
 fn push_chat(
     body: &Body<'_>,
-    (api, reading): (Endpoint, &Reading<'_>),
+    (api, reading): (Api, &Reading<'_>),
     tokens: &mut Tokens,
 ) -> Result<u32, ErrorBody> {
     let push_value = |raw: &RawValue, tokens: &mut Tokens| push_value(raw, reading.image_tokens, tokens);
     let input;
-    let messages = if api == Endpoint::Responses {
+    let messages = if api == Api::Responses {
         input = read_input(body)?;
         &input
     } else {
         body.messages.as_deref().unwrap_or_default()
     };
     let Some((last, before)) = messages.split_last() else {
-        let field = if api == Endpoint::Responses { "input" } else { "messages" };
+        let field = if api == Api::Responses { "input" } else { "messages" };
         return Err(invalid(&format!("`{field}` must hold at least one message")).with_param(field));
     };
     // Anthropic's API continues an assistant's last message without being told.
-    let continued = body.continue_final_message || api == Endpoint::Messages;
+    let continued = body.continue_final_message || api == Api::Messages;
     let said = Some(last).filter(|last| continued && last.role == "assistant");
     let messages = if said.is_some() { before } else { messages };
     if let Some(tools) = body.tools {
@@ -256,7 +263,7 @@ fn push_prompt(body: &Body<'_>, tokens: &mut Tokens) -> Result<u32, ErrorBody> {
     Ok(0)
 }
 
-fn invalid(message: &str) -> ErrorBody {
+pub(super) fn invalid(message: &str) -> ErrorBody {
     ErrorBody::new("invalid_request_error", "invalid_request", message)
 }
 
@@ -264,7 +271,7 @@ fn invalid(message: &str) -> ErrorBody {
 mod tests {
     use super::*;
 
-    fn ask(body: &str, api: Endpoint) -> Result<Ask, ErrorBody> {
+    fn ask(body: &str, api: Api) -> Result<Ask, ErrorBody> {
         let vocabulary = Vocabulary::default();
         let reading = Reading {
             model: "m",
@@ -284,7 +291,7 @@ mod tests {
     fn a_chat_request() {
         let body = r#"{"model":"m","messages":[{"role":"user","content":"0123456\u0038"}],"stream":true,
             "stream_options":{"include_usage":true},"max_tokens":3,"temperature":0}"#;
-        let ask = ask(body, Endpoint::Chat).unwrap();
+        let ask = ask(body, Api::Chat).unwrap();
         // <|user|> 2, text 3 (nine bytes), <|end|> 2, <|assistant|> 4.
         assert_eq!((ask.prompt_tokens, ask.output_tokens, ask.finish), (10, 3, "length"));
         assert!(ask.stream && ask.include_usage);
@@ -295,7 +302,7 @@ mod tests {
     #[test]
     fn an_answer_is_continued_where_its_beginning_ends() {
         let vocabulary = Vocabulary::default();
-        let whole = ask(r#"{"messages":[{"role":"user","content":"why?!"}]}"#, Endpoint::Chat).unwrap();
+        let whole = ask(r#"{"messages":[{"role":"user","content":"why?!"}]}"#, Api::Chat).unwrap();
         let said: Vec<u8> = (0..3).flat_map(|i| *vocabulary.token(whole.first, i)).collect();
         let said = String::from_utf8(said).unwrap();
         let rest = ask(
@@ -303,7 +310,7 @@ mod tests {
                 r#"{{"messages":[{{"role":"user","content":"why?!"}},{{"role":"assistant","content":"{said}"}}],
                 "continue_final_message":true,"add_generation_prompt":false}}"#
             ),
-            Endpoint::Chat,
+            Api::Chat,
         );
         let rest = rest.unwrap();
         assert_eq!(
@@ -315,8 +322,8 @@ mod tests {
 
     #[test]
     fn prompts_as_text_and_as_ids() {
-        assert_eq!(ask(r#"{"prompt":"01234567"}"#, Endpoint::Completions).unwrap().prompt_tokens, 2);
-        let ids = ask(r#"{"prompt":[1,2,70000]}"#, Endpoint::Completions).unwrap();
+        assert_eq!(ask(r#"{"prompt":"01234567"}"#, Api::Completions).unwrap().prompt_tokens, 2);
+        let ids = ask(r#"{"prompt":[1,2,70000]}"#, Api::Completions).unwrap();
         assert_eq!((ids.prompt_tokens, ids.output_tokens, ids.finish), (3, 7, "stop"));
     }
 
@@ -324,28 +331,28 @@ mod tests {
     fn every_api_s_words_for_a_prompt_are_the_same_tokens() {
         let chat = ask(
             r#"{"messages":[{"role":"system","content":"be kind"},{"role":"user","content":"why?!"}],"max_tokens":3}"#,
-            Endpoint::Chat,
+            Api::Chat,
         );
         let chat = chat.unwrap();
         for (body, api) in [
-            (r#"{"instructions":"be kind","input":"why?!","max_output_tokens":3}"#, Endpoint::Responses),
+            (r#"{"instructions":"be kind","input":"why?!","max_output_tokens":3}"#, Api::Responses),
             (
                 r#"{"instructions":"be kind","input":[{"role":"user","content":"why?!"}],"max_output_tokens":3}"#,
-                Endpoint::Responses,
+                Api::Responses,
             ),
             (
                 r#"{"system":"be kind","messages":[{"role":"user","content":"why?!"}],"max_tokens":3}"#,
-                Endpoint::Messages,
+                Api::Messages,
             ),
         ] {
             let other = ask(body, api).unwrap();
             assert_eq!((&other.tokens, other.output_tokens), (&chat.tokens, 3), "{body}");
         }
         let said = r#"{"messages":[{"role":"user","content":"why?!"},{"role":"assistant","content":" so"}],"max_tokens":3}"#;
-        let (said, asked) = (ask(said, Endpoint::Messages).unwrap(), chat);
+        let (said, asked) = (ask(said, Api::Messages).unwrap(), chat);
         assert_eq!(said.prompt_tokens + 7, asked.prompt_tokens + 1, "the last message is continued");
-        assert!(ask(r#"{"input":[]}"#, Endpoint::Responses).is_err());
-        assert!(ask(r#"{"input":7}"#, Endpoint::Responses).is_err());
+        assert!(ask(r#"{"input":[]}"#, Api::Responses).is_err());
+        assert!(ask(r#"{"input":7}"#, Api::Responses).is_err());
     }
 
     #[test]
@@ -357,7 +364,7 @@ mod tests {
             format!(r#"{{"messages":[{{"role":"user","content":{parts}}}]}}"#)
         };
         let [small, large] = [body("QUJD"), body(&"QUJD".repeat(1_000))];
-        let [small, large] = [small, large].map(|body| ask(&body, Endpoint::Chat).unwrap());
+        let [small, large] = [small, large].map(|body| ask(&body, Api::Chat).unwrap());
         // <|user|> 2, the picture 50, the other part 8, <|end|> 2, <|assistant|> 4.
         assert_eq!((small.prompt_tokens, large.prompt_tokens), (66, 66));
         assert_eq!((shared(&small, &large), shared(&small, &small)), (0, small.chain.len()));
@@ -366,20 +373,20 @@ mod tests {
     #[test]
     fn a_salt_shares_no_block() {
         let body = |salt: &str| format!(r#"{{"prompt":"{}"{salt}}}"#, "x".repeat(64));
-        let plain = ask(&body(""), Endpoint::Completions).unwrap();
-        assert_eq!(shared(&plain, &ask(&body(""), Endpoint::Completions).unwrap()), plain.chain.len());
-        assert_eq!(shared(&plain, &ask(&body(r#","cache_salt":"t""#), Endpoint::Completions).unwrap()), 0);
+        let plain = ask(&body(""), Api::Completions).unwrap();
+        assert_eq!(shared(&plain, &ask(&body(""), Api::Completions).unwrap()), plain.chain.len());
+        assert_eq!(shared(&plain, &ask(&body(r#","cache_salt":"t""#), Api::Completions).unwrap()), 0);
     }
 
     #[test]
     fn mistakes_name_the_field() {
         for (body, api, want) in [
-            ("{", Endpoint::Chat, "not a request"),
-            (r#"{"model":"x","prompt":"a"}"#, Endpoint::Completions, "does not exist"),
-            (r#"{"messages":[]}"#, Endpoint::Chat, "at least one"),
-            (r#"{"prompt":["a","b"]}"#, Endpoint::Completions, "one text or one list"),
-            (r#"{"prompt":""}"#, Endpoint::Completions, "not be empty"),
-            (r#"{"prompt":"a","n":2}"#, Endpoint::Completions, "must be 1"),
+            ("{", Api::Chat, "not a request"),
+            (r#"{"model":"x","prompt":"a"}"#, Api::Completions, "does not exist"),
+            (r#"{"messages":[]}"#, Api::Chat, "at least one"),
+            (r#"{"prompt":["a","b"]}"#, Api::Completions, "one text or one list"),
+            (r#"{"prompt":""}"#, Api::Completions, "not be empty"),
+            (r#"{"prompt":"a","n":2}"#, Api::Completions, "must be 1"),
         ] {
             let error = ask(body, api).unwrap_err().error.message;
             assert!(error.contains(want), "{error}");

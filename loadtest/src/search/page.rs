@@ -28,7 +28,8 @@ fn write(report: &SearchReport, out: &mut String) -> std::fmt::Result {
     writeln!(out, r#"<p class="verdict {class}"><b>{:.3}</b> {words}</p>"#, report.load)?;
     page::plots("Probes", plots(report), out)?;
     writeln!(out, "<h2>Every load tried, in order</h2>")?;
-    let heads = ["load", "attainment", "kept", "of", "TTFT p50 ms", "p99 ms", "answers/s", "seed", ""];
+    let first = format!("{} p50 ms", report.probes.first().map_or("TTFT", |probe| probe.first().0));
+    let heads = ["load", "attainment", "kept", "of", &first, "p99 ms", "answers/s", "seed", ""];
     page::table(&heads, report.probes.iter().map(cells), out)?;
     writeln!(
         out,
@@ -57,25 +58,30 @@ fn plots(report: &SearchReport) -> Vec<(&'static str, Plot)> {
         line("attainment", points(&|probe| Some(probe.attainment)), true),
         line("the objective", target, false),
     ];
-    let ttft = vec![
-        line("median", points(&|probe| probe.ttft_p50), true),
-        line("99th percentile", points(&|probe| probe.ttft_p99), true),
+    let first = vec![
+        line("median", points(&|probe| probe.first().1), true),
+        line("99th percentile", points(&|probe| probe.first().2), true),
     ];
+    let first_title = match probes.first().map(|probe| probe.first().0) {
+        Some("E2E") => "End to end by load",
+        _ => "Time to first token by load",
+    };
     vec![
         ("Attainment by load", plot("Attainment by load", "attainment", AxisScale::Linear, attainment)),
-        ("Time to first token by load", plot("Time to first token by load", "ms", AxisScale::Log, ttft)),
+        (first_title, plot(first_title, "ms", AxisScale::Log, first)),
     ]
 }
 
 fn cells(probe: &ProbeReport) -> Vec<String> {
     let ms = |value: Option<f64>| value.map_or_else(|| "-".into(), |ms| format!("{ms:.1}"));
+    let (_, p50, p99) = probe.first();
     vec![
         format!("{:.3}", probe.load),
         format!("{:.4}", probe.attainment),
         probe.met.to_string(),
         probe.of.to_string(),
-        ms(probe.ttft_p50),
-        ms(probe.ttft_p99),
+        ms(p50),
+        ms(p99),
         format!("{:.2}", probe.requests_per_s),
         probe.seed.to_string(),
         if probe.ended_early { "ended early".into() } else { String::new() },
@@ -97,6 +103,8 @@ mod tests {
             ended_early: attainment < 0.5,
             ttft_p50: Some(load),
             ttft_p99: None,
+            e2e_p50: Some(2.0 * load),
+            e2e_p99: None,
             requests_per_s: load,
         };
         let report = SearchReport {
@@ -115,5 +123,11 @@ mod tests {
         );
         assert_eq!((page.matches("class=\"dot c1\"").count(), page.matches("<tr>").count()), (6, 4));
         assert_eq!(page.matches("ended early").count(), 1);
+        assert!(page.contains("Time to first token by load") && !page.contains("End to end"));
+        let of_embeddings = |probe: ProbeReport| ProbeReport { ttft_p50: None, ..probe };
+        let probes = report.probes.into_iter().map(of_embeddings).collect();
+        let page = render(&SearchReport { probes, ..report });
+        assert!(page.contains("End to end by load") && page.contains("E2E p50 ms") && !page.contains("TTFT"));
+        assert_eq!(page.matches("class=\"dot c1\"").count(), 6);
     }
 }

@@ -1,4 +1,4 @@
-//! A run over time, in points of equal width: what was due, what ended how, how long the first token took. A
+//! A run over time, in points of equal width: what was due, what ended how, how long the first token and the whole answer took. A
 //! long run gets wider points, so the size is bounded. Draws nothing.
 
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     client::record::{Outcome, Record},
     limits,
-    stats::Samples,
+    stats::{Samples, samples::Sample},
 };
 
 /// Width of a point until the run is too long for it, in milliseconds.
@@ -28,6 +28,7 @@ struct Point {
     failed: u64,
     output_tokens: u64,
     ttft: Samples,
+    e2e: Samples,
 }
 
 /// The series in the shape of run.json: a list for each figure.
@@ -49,6 +50,12 @@ pub struct SeriesReport {
     pub ttft_p50: Vec<Option<f64>>,
     /// 99th percentile of the same.
     pub ttft_p99: Vec<Option<f64>>,
+    /// Median time to the end of their answers. Empty in reports of older versions.
+    #[serde(default)]
+    pub e2e_p50: Vec<Option<f64>>,
+    /// 99th percentile of the same.
+    #[serde(default)]
+    pub e2e_p99: Vec<Option<f64>>,
 }
 
 impl Default for Series {
@@ -70,8 +77,10 @@ impl Series {
             Outcome::Ok => {
                 end.ok += 1;
                 end.output_tokens += tokens;
+                let due = self.at(record.intended_ns);
+                due.e2e.add_ns(record.e2e_ns());
                 if let Some(ttft_ns) = record.ttft_ns() {
-                    self.at(record.intended_ns).ttft.add_ns(ttft_ns);
+                    due.ttft.add_ns(ttft_ns);
                 }
             }
             Outcome::Failed(_) => end.failed += 1,
@@ -106,8 +115,8 @@ impl Series {
     /// The points so far as lists, one for each figure.
     pub fn report(&self) -> SeriesReport {
         let list = |figure: fn(&Point) -> u64| self.points.iter().map(figure).collect();
-        let ttft = |percent: f64| {
-            let figure = |p: &Point| (!p.ttft.is_empty()).then(|| p.ttft.percentile_ms(percent));
+        let times = |of: fn(&Point) -> &Samples, percent: f64| {
+            let figure = |p: &Point| (!of(p).is_empty()).then(|| of(p).percentile_ms(percent));
             self.points.iter().map(figure).collect()
         };
         let mut in_flight = 0;
@@ -124,17 +133,18 @@ impl Series {
                 })
                 .collect(),
             output_tokens: list(|p| p.output_tokens),
-            ttft_p50: ttft(50.0),
-            ttft_p99: ttft(99.0),
+            ttft_p50: times(|p| &p.ttft, 50.0),
+            ttft_p99: times(|p| &p.ttft, 99.0),
+            e2e_p50: times(|p| &p.e2e, 50.0),
+            e2e_p99: times(|p| &p.e2e, 99.0),
         }
     }
 }
 
 impl SeriesReport {
     /// Several runs in one, in points as wide as the widest of theirs: each with the milliseconds from the
-    /// first run's beginning to its own. Times to a first token are those of single answers, in `ttft`: when
-    /// each was due, in milliseconds, and how long it took, in microseconds.
-    pub fn of_several(runs: &[(u64, &Self)], ttft: impl IntoIterator<Item = (u64, u64)>) -> Self {
+    /// first run's beginning to its own. Times are those of the single answers in `samples`.
+    pub fn of_several<'a>(runs: &[(u64, &Self)], samples: impl IntoIterator<Item = &'a Sample>) -> Self {
         let width = |run: &Self| ((run.point_s * 1e3) as u64).max(POINT_MS_MIN);
         let end = |(after, run): &(u64, &Self)| after + width(run) * run.due.len() as u64;
         let mut point_ms = runs.iter().map(|(_, run)| width(run)).max().unwrap_or(POINT_MS_MIN);
@@ -161,8 +171,12 @@ impl SeriesReport {
                 *sum += last.checked_sub(1).map_or(0, |last| run.in_flight[last]);
             }
         }
-        for (due_ms, us) in ttft {
-            series.at(due_ms * 1_000_000).ttft.add_us(us);
+        for sample in samples {
+            let point = series.at(sample.due_us * 1000);
+            point.e2e.add_us(sample.e2e);
+            if let Some(ttft_us) = sample.ttft {
+                point.ttft.add_us(ttft_us);
+            }
         }
         in_flight.resize(series.points.len(), 0);
         Self { in_flight, ..series.report() }
@@ -178,6 +192,7 @@ impl Point {
         self.failed += other.failed;
         self.output_tokens += other.output_tokens;
         self.ttft.merge(&other.ttft);
+        self.e2e.merge(&other.e2e);
     }
 }
 

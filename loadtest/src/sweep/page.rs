@@ -30,6 +30,8 @@ fn write(report: &SweepReport, about: &str, out: &mut String) -> std::fmt::Resul
         page::plots("What load costs and gives", plots(group), out)?;
     }
     writeln!(out, "<h2>Measurements</h2>")?;
+    let generates = generates(report.points.iter());
+    let (tokens, first) = if generates { ("tokens/s", "TTFT p50") } else { ("prompt tokens/s", "E2E p50") };
     let heads = [
         "run",
         "load",
@@ -37,8 +39,8 @@ fn write(report: &SweepReport, about: &str, out: &mut String) -> std::fmt::Resul
         "ok",
         "failed",
         "requests/s",
-        "tokens/s",
-        "TTFT p50",
+        tokens,
+        first,
         "p90",
         "p99",
         "TPOT p50",
@@ -71,18 +73,17 @@ fn groups(points: &[Point]) -> Vec<(String, Vec<&Point>)> {
     groups
 }
 
+/// Whether the answers of some point have tokens.
+fn generates<'a>(mut points: impl Iterator<Item = &'a Point>) -> bool {
+    points.any(|point| point.ttft.is_some())
+}
+
 fn load(point: &Point) -> Option<f64> {
     point.rate.or(point.concurrency.map(f64::from))
 }
 
 fn lengths(point: &Point) -> String {
-    point
-        .isl
-        .iter()
-        .zip(&point.osl)
-        .map(|(isl, osl)| format!("{isl}/{osl}"))
-        .next()
-        .unwrap_or_else(|| "all".into())
+    point.lengths().unwrap_or_else(|| "all".into())
 }
 
 fn plots(groups: &[(String, Vec<&Point>)]) -> Vec<(&'static str, Plot)> {
@@ -104,19 +105,22 @@ fn plots(groups: &[(String, Vec<&Point>)]) -> Vec<(&'static str, Plot)> {
         let axis = |label: &str, scale| Axis { label: label.into(), scale };
         (title, Plot { title: title.into(), x: axis(x, AxisScale::Linear), y: axis(y, scale), lines })
     };
-    let ttft = |p: &Point| Some(p.ttft?.p50);
-    let tail = |p: &Point| Some(p.ttft?.p99);
+    let first = |p: &Point| Some(p.first()?.p50);
+    let tail = |p: &Point| Some(p.first()?.p99);
     let tpot = |p: &Point| Some(p.tpot?.p50);
+    let [tokens, median, slowest] = if generates(groups.iter().flat_map(|(_, list)| list.iter().copied())) {
+        ["Generated tokens a second", "Time to first token, median", "Time to first token, 99th percentile"]
+    } else {
+        ["Prompt tokens a second", "End to end, median", "End to end, 99th percentile"]
+    };
     vec![
-        plot("Generated tokens a second", unit, load, "tokens/s", AxisScale::Linear, |p| {
-            Some(p.output_tokens_per_s)
-        }),
+        plot(tokens, unit, load, "tokens/s", AxisScale::Linear, |p| Some(p.tokens_per_s())),
         ("Prompt tokens from caches", hits(groups, unit)),
         plot("Sessions from first turn to last answer, median", unit, load, "ms", AxisScale::Log, |p| {
             Some(p.completion?.p50)
         }),
-        plot("Time to first token, median", unit, load, "ms", AxisScale::Log, ttft),
-        plot("Time to first token, 99th percentile", unit, load, "ms", AxisScale::Log, tail),
+        plot(median, unit, load, "ms", AxisScale::Log, first),
+        plot(slowest, unit, load, "ms", AxisScale::Log, tail),
         plot("Time per output token, median", unit, load, "ms", AxisScale::Linear, tpot),
         plot("Answers a second", unit, load, "requests/s", AxisScale::Linear, |p| Some(p.requests_per_s)),
         plot(
@@ -159,10 +163,10 @@ fn cells(point: &Point) -> Vec<String> {
         point.ok.to_string(),
         point.failed.to_string(),
         format!("{:.2}", point.requests_per_s),
-        format!("{:.0}", point.output_tokens_per_s),
-        ms(point.ttft, |s| s.p50),
-        ms(point.ttft, |s| s.p90),
-        ms(point.ttft, |s| s.p99),
+        format!("{:.0}", point.tokens_per_s()),
+        ms(point.first(), |s| s.p50),
+        ms(point.first(), |s| s.p90),
+        ms(point.first(), |s| s.p99),
         ms(point.tpot, |s| s.p50),
         ms(point.tpot, |s| s.p99),
         ms(point.e2e, |s| s.p99),
@@ -194,6 +198,7 @@ mod tests {
             failed: 0,
             requests_per_s: rate,
             output_tokens_per_s: rate * 8.0,
+            prompt_tokens_per_s: rate * 64.0,
             ttft: Some(SUMMARY),
             tpot: Some(SUMMARY),
             e2e: Some(SUMMARY),
@@ -212,6 +217,14 @@ mod tests {
         // No objective and no sessions, no plots of them.
         assert_eq!((page.matches("<svg").count(), page.matches("<tr>").count()), (7, 4));
         assert_eq!(page.matches("class=\"line c1\"").count(), 7);
+    }
+
+    #[test]
+    fn embeddings_have_one_time_and_the_prompts_tokens() {
+        let of = |number, rate| Point { ttft: None, tpot: None, osl: None, ..point(number, rate, "64") };
+        let page = render(&SweepReport { format: String::new(), points: vec![of(1, 1.0), of(2, 2.0)] }, "m");
+        assert!(page.contains("End to end, 99th percentile") && page.contains("<td>128</td>"));
+        assert!(!page.contains("first token") && !page.contains("Generated"));
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! The bytes of each request's body: fixed text around the prompt, so that the same seed sends the same
 //! bytes. Decides no lengths.
 
+mod embeddings;
+
 use std::{collections::BTreeMap, fmt::Write as _};
 
 use serde::{Deserialize, Serialize};
@@ -24,6 +26,9 @@ pub enum Endpoint {
     /// `/v1/messages`, the prompt as one user message.
     #[value(alias = "/v1/messages")]
     Messages,
+    /// `/v1/embeddings`, the prompt as a text or one of several; the answer is in one piece and has no tokens.
+    #[value(alias = "/v1/embeddings")]
+    Embeddings,
 }
 
 impl Endpoint {
@@ -34,7 +39,13 @@ impl Endpoint {
             Self::Completions => "/v1/completions",
             Self::Responses => "/v1/responses",
             Self::Messages => "/v1/messages",
+            Self::Embeddings => "/v1/embeddings",
         }
+    }
+
+    /// Whether answers are generated, token by token, and so have a first one and times between them.
+    pub fn generates(self) -> bool {
+        self != Self::Embeddings
     }
 
     /// A body up to the prompt's first message or its text. `model` is any string.
@@ -44,6 +55,7 @@ impl Endpoint {
             Self::Chat | Self::Messages => format!(r#"{{"model":{model},"messages":["#),
             Self::Responses => format!(r#"{{"model":{model},"input":["#),
             Self::Completions => format!(r#"{{"model":{model},"prompt":"#),
+            Self::Embeddings => format!(r#"{{"model":{model},"input":"#),
         }
     }
 
@@ -51,7 +63,7 @@ impl Endpoint {
     fn quotes(self) -> (&'static str, &'static str) {
         match self {
             Self::Chat | Self::Responses | Self::Messages => (r#"{"role":"user","content":""#, r#""}"#),
-            Self::Completions => (r#"""#, r#"""#),
+            Self::Completions | Self::Embeddings => (r#"""#, r#"""#),
         }
     }
 
@@ -59,7 +71,7 @@ impl Endpoint {
     fn tail(self) -> &'static str {
         match self {
             Self::Chat | Self::Responses | Self::Messages => "]",
-            Self::Completions => "",
+            Self::Completions | Self::Embeddings => "",
         }
     }
 
@@ -68,6 +80,7 @@ impl Endpoint {
         match self {
             Self::Chat | Self::Completions => r#","stream":true,"stream_options":{"include_usage":true}"#,
             Self::Responses | Self::Messages => r#","stream":true"#,
+            Self::Embeddings => "",
         }
     }
 
@@ -77,9 +90,12 @@ impl Endpoint {
     }
 }
 
-/// A body that asks for one token and no stream; `prompt` is letters and spaces.
+/// A body that asks for one token and no stream, or for an embedding; `prompt` is letters and spaces.
 pub fn probe(endpoint: Endpoint, model: &str, prompt: &str) -> String {
     let (head, (open, close), tail) = (endpoint.head(model), endpoint.quotes(), endpoint.tail());
+    if !endpoint.generates() {
+        return format!("{head}{open}{prompt}{close}{tail}}}");
+    }
     let max_tokens = endpoint.max_tokens();
     format!("{head}{open}{prompt}{close}{tail},\"{max_tokens}\":1,\"temperature\":0}}")
 }
@@ -104,8 +120,11 @@ impl Bodies {
     /// Bodies for `model` at `endpoint`, in words that `seed` decides.
     pub fn new(endpoint: Endpoint, model: &str, ignore_eos: bool, seed: u64, bytes_per_token: f64) -> Self {
         let raw = |json: &str| RawValue::from_string(json.into()).unwrap_or_default();
-        let mut fields = Fields::from([("temperature".into(), raw("0"))]);
-        if ignore_eos {
+        let mut fields = Fields::new();
+        if endpoint.generates() {
+            fields.insert("temperature".into(), raw("0"));
+        }
+        if endpoint.generates() && ignore_eos {
             fields.insert("ignore_eos".into(), raw("true"));
         }
         Self {
@@ -134,8 +153,10 @@ impl Bodies {
             // Writing to a string cannot fail.
             let _ = write!(self.tail, ",{}:{}", Value::from(name.as_str()), value.get());
         }
-        // Writing to a string cannot fail.
-        let _ = write!(self.tail, ",\"{}\":", self.endpoint.max_tokens());
+        if self.endpoint.generates() {
+            // Writing to a string cannot fail.
+            let _ = write!(self.tail, ",\"{}\":", self.endpoint.max_tokens());
+        }
         self
     }
 
@@ -160,7 +181,9 @@ impl Bodies {
             history.blocks.extend_from_slice(&ask.blocks);
         }
         body.extend_from_slice(self.tail.as_bytes());
-        body.extend_from_slice(ask.output_tokens.to_string().as_bytes());
+        if self.endpoint.generates() {
+            body.extend_from_slice(ask.output_tokens.to_string().as_bytes());
+        }
         body.push(b'}');
         body
     }

@@ -133,10 +133,13 @@ async fn answer(state: State, request: Request<Incoming>) -> Result<Answer, Infa
     }
     let named = |name: &str| request.headers().get(name).map(|id| id.to_str().unwrap().to_owned());
     let (session, parent) = (named("x-session-id"), named("x-parent-session-id"));
-    let chat = request.uri().path() != "/v1/completions";
-    let is_input = request.uri().path() == "/v1/responses";
+    let path = request.uri().path().to_owned();
+    let (chat, is_input) = (path != "/v1/completions", path == "/v1/responses");
     let body = request.into_body().collect().await.unwrap().to_bytes();
     let body: Value = serde_json::from_slice(&body).unwrap();
+    if path == "/v1/embeddings" {
+        return Ok(embeddings(&state, body));
+    }
     let messages = if is_input { &body["input"] } else { &body["messages"] };
     let text = if chat { &messages[0]["content"] } else { &body["prompt"] };
     let template = if chat { TEMPLATE_TOKENS } else { 0 };
@@ -168,6 +171,32 @@ async fn answer(state: State, request: Request<Incoming>) -> Result<Answer, Infa
     };
     answer.headers_mut().insert("x-keyway-worker", format!("worker-{}:1", turn % 4).parse().unwrap());
     Ok(answer)
+}
+
+/// A vector for each text, one token a byte and one more for each text; or what the test's script says.
+fn embeddings(state: &State, body: Value) -> Answer {
+    let texts: Vec<usize> = match &body["input"] {
+        Value::Array(texts) => texts.iter().map(|text| text.as_str().unwrap().len()).collect(),
+        text => vec![text.as_str().unwrap().len()],
+    };
+    let turn = {
+        let mut bodies = state.bodies.lock().unwrap();
+        bodies.push(body);
+        bodies.len() - 1
+    };
+    let tokens: usize = texts.iter().map(|bytes| bytes + 1).sum();
+    let vector = |index: usize| json!({"object": "embedding", "index": index, "embedding": [0.5, -0.25]});
+    let data: Vec<Value> = (0..texts.len()).map(vector).collect();
+    let good =
+        json!({"object": "list", "data": data, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}});
+    match (state.choose)(turn) {
+        Script::Status(status) => {
+            whole(StatusCode::from_u16(status).unwrap(), &json!({"error": {"message": "no"}}))
+        }
+        Script::Whole(json) => whole(StatusCode::OK, &serde_json::from_str(json).unwrap()),
+        Script::Said(pieces) => said(pieces),
+        _ => whole(StatusCode::OK, &good),
+    }
 }
 
 impl State {

@@ -4,14 +4,16 @@
 
 use std::io::Write as _;
 
-use super::super::prompt::{TOKEN_BYTES, Vocabulary};
-use crate::workload::body::Endpoint;
+use super::super::{
+    api::Api,
+    prompt::{TOKEN_BYTES, Vocabulary},
+};
 
 /// What an answer says besides its tokens.
 #[derive(Debug)]
 pub(in super::super) struct About {
     /// The API in whose words the answer is written.
-    pub api: Endpoint,
+    pub api: Api,
     /// Number that its id is made of.
     pub id: u64,
     /// When the answer was begun, in seconds since 1970.
@@ -33,7 +35,7 @@ pub(in super::super) struct About {
 /// What the events of one stream have in common.
 #[derive(Debug)]
 pub(super) struct Words {
-    api: Endpoint,
+    api: Api,
     /// What a chat's or a completion's event begins with.
     head: Vec<u8>,
     /// What every token's event begins with, and ends with before its finish reason or number.
@@ -44,7 +46,7 @@ pub(super) struct Words {
 
 impl About {
     fn write_start(&self, object: &str, model: &str, out: &mut Vec<u8>) {
-        let prefix = if self.api == Endpoint::Chat { "chatcmpl" } else { "cmpl" };
+        let prefix = if self.api == Api::Chat { "chatcmpl" } else { "cmpl" };
         let _ = write!(
             out,
             r#"{{"id":"{prefix}-{:016x}","object":"{object}","created":{},"model":{model},"choices":["#,
@@ -56,16 +58,16 @@ impl About {
         let (prompt, output) = (self.prompt_tokens, self.output_tokens);
         let total = prompt + output;
         let _ = match self.api {
-            Endpoint::Chat | Endpoint::Completions => write!(
+            Api::Chat | Api::Completions => write!(
                 out,
                 r#""usage":{{"prompt_tokens":{prompt},"total_tokens":{total},"completion_tokens":{output},"prompt_tokens_details":{{"cached_tokens":{cached}}}}}"#
             ),
-            Endpoint::Responses => write!(
+            Api::Responses => write!(
                 out,
                 r#""usage":{{"input_tokens":{prompt},"input_tokens_details":{{"cached_tokens":{cached}}},"output_tokens":{output},"output_tokens_details":{{"reasoning_tokens":0}},"total_tokens":{total}}}"#
             ),
             // Anthropic's input tokens are those that were not cached.
-            Endpoint::Messages => write!(
+            Api::Messages => write!(
                 out,
                 r#""usage":{{"input_tokens":{},"cache_read_input_tokens":{cached},"cache_creation_input_tokens":0,"output_tokens":{output}}}"#,
                 prompt - cached
@@ -80,14 +82,14 @@ impl About {
             (0..self.output_tokens).for_each(|i| out.extend_from_slice(vocabulary.token(self.first, i)));
         };
         match self.api {
-            Endpoint::Chat | Endpoint::Completions => self.write_choice(model, &text, &mut out),
-            Endpoint::Responses => {
+            Api::Chat | Api::Completions => self.write_choice(model, &text, &mut out),
+            Api::Responses => {
                 self.write_response(model, "completed", &mut out);
                 out.extend_from_slice(br#","output":["#);
                 self.write_item(&text, &mut out);
                 out.extend_from_slice(b"],");
             }
-            Endpoint::Messages => {
+            Api::Messages => {
                 self.write_message(model, &mut out);
                 out.extend_from_slice(br#""content":[{"type":"text","text":""#);
                 text(&mut out);
@@ -100,7 +102,7 @@ impl About {
     }
 
     fn write_choice(&self, model: &str, text: &dyn Fn(&mut Vec<u8>), out: &mut Vec<u8>) {
-        let chat = self.api == Endpoint::Chat;
+        let chat = self.api == Api::Chat;
         self.write_start(if chat { "chat.completion" } else { "text_completion" }, model, out);
         let (open, close) = if chat {
             (r#"{"index":0,"message":{"role":"assistant","content":""#, r#""}"#)
@@ -154,26 +156,26 @@ impl Words {
         let (mut head, id) = (b"data: ".to_vec(), about.id);
         let mut token = Vec::new();
         let close = match about.api {
-            Endpoint::Chat => {
+            Api::Chat => {
                 about.write_start("chat.completion.chunk", model, &mut head);
                 token.extend_from_slice(&head);
                 token.extend_from_slice(br#"{"index":0,"delta":{"content":""#);
                 r#""},"logprobs":null,"finish_reason":"#
             }
-            Endpoint::Completions => {
+            Api::Completions => {
                 about.write_start("text_completion", model, &mut head);
                 token.extend_from_slice(&head);
                 token.extend_from_slice(br#"{"index":0,"text":""#);
                 r#"","logprobs":null,"finish_reason":"#
             }
-            Endpoint::Responses => {
+            Api::Responses => {
                 let _ = write!(
                     token,
                     "event: response.output_text.delta\ndata: {{\"type\":\"response.output_text.delta\",\"item_id\":\"msg_{id:016x}\",\"output_index\":0,\"content_index\":0,\"logprobs\":[],\"delta\":\""
                 );
                 r#"","sequence_number":"#
             }
-            Endpoint::Messages => {
+            Api::Messages => {
                 token.extend_from_slice(b"event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"");
                 r#""}}"#
             }
@@ -189,19 +191,19 @@ impl Words {
     /// That the answer was begun. Completions have nothing to say there, but some servers do: an empty text.
     pub(super) fn write_opening(&self, about: &About, model: &str, out: &mut Vec<u8>) {
         match self.api {
-            Endpoint::Chat => {
+            Api::Chat => {
                 out.extend_from_slice(&self.head);
                 out.extend_from_slice(br#"{"index":0,"delta":{"role":"assistant","content":""},"#);
                 out.extend_from_slice(b"\"logprobs\":null,\"finish_reason\":null}]}\n\n");
             }
-            Endpoint::Completions => {
+            Api::Completions => {
                 out.extend_from_slice(&self.head);
                 out.extend_from_slice(
                     b"{\"index\":0,\"text\":\"\",\"logprobs\":null,\"finish_reason\":null}]}\n\n",
                 );
             }
-            Endpoint::Responses => write_response_opening(about, model, out),
-            Endpoint::Messages => {
+            Api::Responses => write_response_opening(about, model, out),
+            Api::Messages => {
                 out.extend_from_slice(
                     b"event: message_start\ndata: {\"type\":\"message_start\",\"message\":",
                 );
@@ -219,8 +221,8 @@ impl Words {
     /// Token `i` of the answer; the first opens the item or the block that holds them.
     pub(super) fn write_token(&self, about: &About, vocabulary: &Vocabulary, i: u32, out: &mut Vec<u8>) {
         match self.api {
-            Endpoint::Responses if i == 0 => write_item_opening(about.id, out),
-            Endpoint::Messages if i == 0 => out.extend_from_slice(b"event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":0,\"content_block\":{\"type\":\"text\",\"text\":\"\"}}\n\n"),
+            Api::Responses if i == 0 => write_item_opening(about.id, out),
+            Api::Messages if i == 0 => out.extend_from_slice(b"event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":0,\"content_block\":{\"type\":\"text\",\"text\":\"\"}}\n\n"),
             _ => {}
         }
         out.extend_from_slice(&self.token.0);
@@ -228,10 +230,10 @@ impl Words {
         out.extend_from_slice(self.token.1.as_bytes());
         let last = i + 1 == about.output_tokens;
         let _ = match self.api {
-            Endpoint::Chat | Endpoint::Completions if last => write!(out, "\"{}\"}}]}}\n\n", about.finish),
-            Endpoint::Chat | Endpoint::Completions => out.write_all(b"null}]}\n\n"),
-            Endpoint::Responses => write!(out, "{}}}\n\n", RESPONSE_OPENING_EVENTS + i),
-            Endpoint::Messages => out.write_all(b"\n\n"),
+            Api::Chat | Api::Completions if last => write!(out, "\"{}\"}}]}}\n\n", about.finish),
+            Api::Chat | Api::Completions => out.write_all(b"null}]}\n\n"),
+            Api::Responses => write!(out, "{}}}\n\n", RESPONSE_OPENING_EVENTS + i),
+            Api::Messages => out.write_all(b"\n\n"),
         };
     }
 
@@ -245,7 +247,7 @@ impl Words {
         out: &mut Vec<u8>,
     ) {
         match self.api {
-            Endpoint::Chat | Endpoint::Completions => {
+            Api::Chat | Api::Completions => {
                 if about.include_usage {
                     out.extend_from_slice(&self.head);
                     out.extend_from_slice(b"],");
@@ -254,7 +256,7 @@ impl Words {
                 }
                 out.extend_from_slice(b"data: [DONE]\n\n");
             }
-            Endpoint::Responses => {
+            Api::Responses => {
                 let _ = write!(
                     out,
                     "event: response.completed\ndata: {{\"type\":\"response.completed\",\"sequence_number\":{},\"response\":",
@@ -263,7 +265,7 @@ impl Words {
                 out.extend_from_slice(&about.whole(model, vocabulary, cached));
                 out.extend_from_slice(b"}\n\n");
             }
-            Endpoint::Messages => {
+            Api::Messages => {
                 out.extend_from_slice(
                     b"event: content_block_stop\ndata: {\"type\":\"content_block_stop\",\"index\":0}\n\n",
                 );
@@ -310,7 +312,7 @@ mod tests {
 
     use super::*;
 
-    fn about(api: Endpoint) -> About {
+    fn about(api: Api) -> About {
         About {
             api,
             id: 7,
@@ -324,7 +326,7 @@ mod tests {
         }
     }
 
-    fn stream(api: Endpoint) -> String {
+    fn stream(api: Api) -> String {
         let (about, vocabulary, mut out) = (about(api), Vocabulary::default(), Vec::new());
         let words = Words::new(&about, "\"m\"");
         words.write_opening(&about, "\"m\"", &mut out);
@@ -348,16 +350,16 @@ mod tests {
     #[test]
     fn every_api_says_the_same_text_and_counts() {
         for (api, text, prompt, last) in [
-            (Endpoint::Chat, "/choices/0/delta/content", "/usage/prompt_tokens", "[DONE]"),
-            (Endpoint::Completions, "/choices/0/text", "/usage/prompt_tokens", "[DONE]"),
-            (Endpoint::Responses, "/delta", "/response/usage/input_tokens", "response.completed"),
-            (Endpoint::Messages, "/delta/text", "/usage/cache_read_input_tokens", "message_stop"),
+            (Api::Chat, "/choices/0/delta/content", "/usage/prompt_tokens", "[DONE]"),
+            (Api::Completions, "/choices/0/text", "/usage/prompt_tokens", "[DONE]"),
+            (Api::Responses, "/delta", "/response/usage/input_tokens", "response.completed"),
+            (Api::Messages, "/delta/text", "/usage/cache_read_input_tokens", "message_stop"),
         ] {
             let events = events(&stream(api));
             let said: String = events.iter().filter_map(|event| event.pointer(text)?.as_str()).collect();
             assert_eq!(said, " aaf aag aah", "{api:?}");
             let counted = events.iter().filter_map(|event| event.pointer(prompt)?.as_u64()).next_back();
-            assert_eq!(counted, Some(if api == Endpoint::Messages { 8 } else { 40 }), "{api:?}");
+            assert_eq!(counted, Some(if api == Api::Messages { 8 } else { 40 }), "{api:?}");
             let end = events.last().unwrap();
             assert_eq!(end["type"].as_str().or(end.as_str()), Some(last), "{api:?}");
         }
@@ -365,20 +367,18 @@ mod tests {
 
     #[test]
     fn the_events_of_a_response_are_numbered() {
-        let numbers: Vec<_> = events(&stream(Endpoint::Responses))
-            .iter()
-            .map(|event| event["sequence_number"].as_u64())
-            .collect();
+        let numbers: Vec<_> =
+            events(&stream(Api::Responses)).iter().map(|event| event["sequence_number"].as_u64()).collect();
         assert_eq!(numbers, (0..8).map(Some).collect::<Vec<_>>());
     }
 
     #[test]
     fn whole_answers_are_json_with_the_text() {
         for (api, text) in [
-            (Endpoint::Chat, "/choices/0/message/content"),
-            (Endpoint::Completions, "/choices/0/text"),
-            (Endpoint::Responses, "/output/0/content/0/text"),
-            (Endpoint::Messages, "/content/0/text"),
+            (Api::Chat, "/choices/0/message/content"),
+            (Api::Completions, "/choices/0/text"),
+            (Api::Responses, "/output/0/content/0/text"),
+            (Api::Messages, "/content/0/text"),
         ] {
             let whole = about(api).whole("\"m\"", &Vocabulary::default(), 8);
             let whole: Value = serde_json::from_slice(&whole).unwrap();
