@@ -223,8 +223,8 @@ fn over(over: Over) -> &'static str {
 }
 
 impl ProbeReport {
-    /// The time to the first token, median and 99th percentile, or of answers without one to their end; behind
-    /// its name.
+    /// The time to the first token, median and 99th percentile, or of answers without one to their end;
+    /// behind its name.
     fn first(&self) -> (&'static str, Option<f64>, Option<f64>) {
         match self.ttft_p50 {
             Some(_) => ("TTFT", self.ttft_p50, self.ttft_p99),

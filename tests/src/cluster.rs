@@ -23,9 +23,9 @@ use crate::{canary, eventually, openai};
 pub struct Cluster {
     /// The gateway.
     pub gateway: Gateway,
-    /// Scripted workers.
+    /// Scripted workers, in the order in which they were started.
     pub fakes: Vec<FakeWorker>,
-    /// Real workers.
+    /// Real workers (`keyway-worker`), in the order in which they were started.
     pub workers: Vec<RealWorker>,
     /// What stands in front of them, if it was asked for.
     pub proxies: Vec<ChaosProxy>,

@@ -1,5 +1,5 @@
-//! Reads an answer with embeddings: whether it holds one for each text, and its token counts. Keeps no number of
-//! them. Format: OpenAI's API reference, "create embeddings".
+//! Reads an answer with embeddings: whether it holds one for each text, and its token counts. Keeps no number
+//! of them. Format: OpenAI's API reference, "create embeddings".
 
 use keyway_wire::openai::Usage;
 use serde::{

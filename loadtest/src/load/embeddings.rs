@@ -1,4 +1,5 @@
-//! What the options of a measurement mean where requests ask for embeddings: which of them have no sense there.
+//! What the options of a measurement mean where requests ask for embeddings: which of them have no sense
+//! there.
 
 use crate::{
     args::run::{RunArgs, WorkloadKind},

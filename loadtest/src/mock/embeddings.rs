@@ -1,5 +1,5 @@
-//! `/v1/embeddings`: reads what is to be embedded, and writes an answer that depends on the texts alone. Format:
-//! OpenAI's API reference, "create embeddings".
+//! `/v1/embeddings`: reads what is to be embedded, and writes an answer that depends on the texts alone.
+//! Format: OpenAI's API reference, "create embeddings".
 
 use std::io::Write as _;
 

@@ -1,5 +1,5 @@
-//! A run over time, in points of equal width: what was due, what ended how, how long the first token and the whole answer took. A
-//! long run gets wider points, so the size is bounded. Draws nothing.
+//! A run over time, in points of equal width: what was due, what ended how, how long the first token and the
+//! whole answer took. A long run gets wider points, so the size is bounded. Draws nothing.
 
 use serde::{Deserialize, Serialize};
 

@@ -26,7 +26,8 @@ pub enum Endpoint {
     /// `/v1/messages`, the prompt as one user message.
     #[value(alias = "/v1/messages")]
     Messages,
-    /// `/v1/embeddings`, the prompt as a text or one of several; the answer is in one piece and has no tokens.
+    /// `/v1/embeddings`, the prompt as a text or one of several; the answer is in one piece and has no
+    /// tokens.
     #[value(alias = "/v1/embeddings")]
     Embeddings,
 }

@@ -1,4 +1,5 @@
-//! Embeddings as load: what is sent, which answers are good, and that the report speaks of the one time they have.
+//! Embeddings as load: what is sent, which answers are good, and that the report speaks of the one time they
+//! have.
 
 use std::path::Path;
 

@@ -4,7 +4,8 @@ use super::Bodies;
 use crate::workload::Ask;
 
 impl Bodies {
-    /// The body that asks for an embedding of each of `asks`, in their order. Of one, its text stands by itself.
+    /// The body that asks for an embedding of each of `asks`, in their order. Of one, its text stands by
+    /// itself.
     pub fn make_texts(&self, asks: &[Ask]) -> Vec<u8> {
         if let [ask] = asks {
             return self.make(ask, None);
