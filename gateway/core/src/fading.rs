@@ -25,6 +25,10 @@ impl FadingSum {
 
     /// How much it is now.
     pub fn at(&self, now: Duration) -> f64 {
+        // Nothing fades to nothing, without a power of two being worked out.
+        if self.sum == 0.0 {
+            return 0.0;
+        }
         let halves = now.saturating_sub(self.at).as_secs_f64() / self.half_life.as_secs_f64().max(1e-9);
         self.sum * (-halves).exp2()
     }

@@ -89,6 +89,8 @@ impl Default for Shares {
 /// What others have at one worker.
 #[derive(Clone, Debug, Default)]
 pub struct Others {
+    /// Whether anything was said or counted yet.
+    is_heard: bool,
     /// When it was first looked at, and last.
     began: Option<Duration>,
     updated: Duration,
@@ -108,7 +110,7 @@ pub struct Others {
 }
 
 /// What others have at a worker by now.
-#[derive(Copy, Clone, Debug, PartialEq)]
+#[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct OthersNow {
     /// Requests that all others have there; a number counts for less the older it is, and for nothing after
     /// [`MAX_AGE`].
@@ -180,7 +182,7 @@ impl Others {
 
     /// The other gateways have said what they have there, together.
     pub fn peers_say(&mut self, now: Duration, peers: OwnLoad) {
-        (self.peers, self.peers_seen) = (peers, now);
+        (self.peers, self.peers_seen, self.is_heard) = (peers, now, true);
         self.peers_most = self.peers_most.most(peers);
     }
 
@@ -203,11 +205,15 @@ impl Others {
         toward(&mut self.means.gateways, there.gateways);
         toward(&mut self.means.all, there.all);
         self.busy += gain * (f64::from(u8::from(waits)) - self.busy);
-        self.updated = now;
+        (self.updated, self.is_heard) = (now, true);
     }
 
     /// What is left of it.
     pub fn now(&self, now: Duration) -> OthersNow {
+        // Where nobody else has been heard of, nothing is left to be worked out of what was said.
+        if !self.is_heard {
+            return OthersNow::default();
+        }
         let (peers, rest) = (left(self.peers_seen, now), left(self.rest_seen, now));
         OthersNow {
             requests: self.peers.requests as f64 * peers + self.rest_requests * rest,

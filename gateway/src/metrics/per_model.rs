@@ -8,6 +8,7 @@ use std::{
     },
 };
 
+use foldhash::fast::RandomState;
 use parking_lot::RwLock;
 use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, core::Metric};
 
@@ -196,7 +197,8 @@ fn buckets(histogram: &Histogram) -> [u64; TTFT_BUCKETS.len() + 1] {
 #[derive(Debug)]
 pub(super) struct PerModel {
     families: Families,
-    known: RwLock<HashMap<String, Arc<ModelSeries>>>,
+    /// By names of the fleet's own, which no client chooses.
+    known: RwLock<HashMap<String, Arc<ModelSeries>, RandomState>>,
     other: Arc<ModelSeries>,
     none: Arc<ModelSeries>,
 }

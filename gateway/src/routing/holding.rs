@@ -61,10 +61,13 @@ pub(super) struct Held {
     begin: Option<oneshot::Sender<Decided>>,
 }
 
+/// In a box: a request goes into the room and out of it again some eight times moved, and it is large.
+type Waiting = Box<Held>;
+
 /// Requests that wait, and what wakes them.
 #[derive(Debug)]
 pub(super) struct Holding {
-    room: Mutex<WaitingRoom<Held>>,
+    room: Mutex<WaitingRoom<Waiting>>,
     /// Which sessions are paused.
     sets: Mutex<WorkingSets>,
     /// Requests in the room, to know without its lock that there are none.
@@ -183,8 +186,9 @@ impl Router {
         if self.holding.requests.load(Ordering::Acquire) > 0 {
             let mut room = self.holding.room.lock();
             self.tell_of_the_fleet(&mut room);
-            let (decisions, room) = self.counter(&room, self.now()).release(room);
-            drop(room);
+            let mut counter = self.counter(&room, self.now());
+            let (decisions, room) = counter.release(room);
+            drop((counter, room));
             hand_out(decisions.begun);
         }
     }
@@ -205,7 +209,7 @@ impl Router {
     }
 
     /// Requests that wait may go to workers that have come up since. Returns how often the fleet has changed.
-    fn tell_of_the_fleet(&self, room: &mut WaitingRoom<Held>) -> u64 {
+    fn tell_of_the_fleet(&self, room: &mut WaitingRoom<Waiting>) -> u64 {
         let changes = self.holding.fleet_changes.load(Ordering::Acquire);
         if self.holding.told_changes.swap(changes, Ordering::AcqRel) != changes {
             let now = self.now();
@@ -214,7 +218,7 @@ impl Router {
         changes
     }
 
-    fn counter(self: &Arc<Self>, room: &WaitingRoom<Held>, now: Duration) -> Counter<'_> {
+    fn counter(self: &Arc<Self>, room: &WaitingRoom<Waiting>, now: Duration) -> Counter<'_> {
         let rules = *self.rules.read();
         Counter {
             router: self,
@@ -271,22 +275,22 @@ fn hand_out(begun: Begun) {
 }
 
 impl Counter<'_> {
-    /// Begins what can begin now, and closes. It takes the room, so that a panic opens it before what was
-    /// decided is dropped, which asks for it.
-    fn release(
-        mut self,
-        mut room: MutexGuard<'_, WaitingRoom<Held>>,
-    ) -> (Decisions, MutexGuard<'_, WaitingRoom<Held>>) {
-        room.release(self.now, &mut self);
-        let Self { router, index, now, decisions, .. } = self;
-        drop(index);
+    /// Begins what can begin now; nothing is to be asked of it after that. It takes the room, so that a panic
+    /// opens it before what was decided is dropped, which asks for it.
+    fn release<'r>(
+        &mut self,
+        mut room: MutexGuard<'r, WaitingRoom<Waiting>>,
+    ) -> (Decisions, MutexGuard<'r, WaitingRoom<Waiting>>) {
+        let now = self.now;
+        room.release(now, self);
+        let router = self.router;
         router.holding.requests.store(room.len(), Ordering::Release);
         router.metrics.holding.set(room.len() as i64);
         router.set_alarm(now, room.wake());
-        (decisions, room)
+        (std::mem::take(&mut self.decisions), room)
     }
 
-    fn own_ms(&mut self, held: &Held) -> Option<f64> {
+    fn own_ms(&mut self, held: &Waiting) -> Option<f64> {
         self.quote(held, &Ahead::default()).map(|(quote, _)| quote.own_ms)
     }
 
@@ -343,10 +347,10 @@ impl Counter<'_> {
     }
 }
 
-impl WorkerChooser<Held> for Counter<'_> {
+impl WorkerChooser<Waiting> for Counter<'_> {
     type Plan = Plan;
 
-    fn least_excess_ms(&mut self, held: &Held, ahead: &Ahead) -> f64 {
+    fn least_excess_ms(&mut self, held: &Waiting, ahead: &Ahead) -> f64 {
         if !may_wait(self.rules.policy, self.rules.holds, held.setting.prompt_tokens)
             || held.prefill.is_some()
         {
@@ -356,12 +360,12 @@ impl WorkerChooser<Held> for Counter<'_> {
         self.rosters[roster].candidate_set.least_excess_ms(ahead)
     }
 
-    fn is_open(&mut self, held: &Held, worker: WorkerId, ahead: &Ahead) -> bool {
+    fn is_open(&mut self, held: &Waiting, worker: WorkerId, ahead: &Ahead) -> bool {
         let roster = self.roster(&held.setting);
         self.rosters[roster].candidate_set.is_open(worker, ahead)
     }
 
-    fn quote(&mut self, held: &Held, ahead: &Ahead) -> Option<(Quote, Plan)> {
+    fn quote(&mut self, held: &Waiting, ahead: &Ahead) -> Option<(Quote, Plan)> {
         let plan = self.plan(held, ahead)?;
         let (rules, prompt_tokens) = (self.rules, held.setting.prompt_tokens);
         // Whose prompt is computed elsewhere waits for that worker, in a place of its own.
@@ -370,7 +374,7 @@ impl WorkerChooser<Held> for Counter<'_> {
         Some((quote, plan))
     }
 
-    fn begin(&mut self, mut held: Held, plan: Option<Plan>) {
+    fn begin(&mut self, mut held: Waiting, plan: Option<Plan>) {
         // Without a plan no worker is ready; dropping its end of the channel, or deciding nothing, says so.
         let Some(Plan { roster, candidates, pick, ways, splits }) = plan else { return };
         let begin = held.begin.take();
@@ -409,8 +413,11 @@ impl WorkerChooser<Held> for Counter<'_> {
         self.decisions.add(begin, Ok(Choice { worker: Arc::clone(&worker), pick, splits, pull, ticket }));
         tracing::trace!(worker = %worker.name, reason = pick.reason.as_str(), "a request begins");
         let before = &candidates[pick.index];
-        let load = worker.load.snapshot(self.now, before.tokens_per_ms).among(before.load.shares);
-        candidate_set.update(pick.index, load);
+        // Where none waited, no other request is weighed against what this one has changed.
+        if self.others_wait {
+            let load = worker.load.snapshot(self.now, before.tokens_per_ms).among(before.load.shares);
+            candidate_set.update(pick.index, load);
+        }
         if let Some(log) = &router.decision_log {
             let workers = worker_of.iter().map(|&i| &setting.workers[i]);
             log.choice(held.model.as_deref(), setting, view, workers.zip(&candidates), &pick, &worker.name);
@@ -421,7 +428,7 @@ impl WorkerChooser<Held> for Counter<'_> {
         self.session_goes_on(&held, &worker, rate, pick.uncached_tokens);
     }
 
-    fn paused_until(&mut self, held: &Held, _: Duration) -> Option<Duration> {
+    fn paused_until(&mut self, held: &Waiting, _: Duration) -> Option<Duration> {
         self.session_waits_until(held)
     }
 
@@ -430,7 +437,7 @@ impl WorkerChooser<Held> for Counter<'_> {
         Some(if plan.splits { 0.0 } else { plan.pick.uncached_tokens as f64 })
     }
 
-    fn refuse(&mut self, held: Held, retry_after: Duration) {
+    fn refuse(&mut self, held: Waiting, retry_after: Duration) {
         self.router.holding.turn_leaves(&held);
         self.decisions.add(held.begin, Err(Error::TooBusy { retry_after }));
     }

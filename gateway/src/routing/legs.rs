@@ -116,7 +116,7 @@ impl Router {
     }
 
     /// The workers that may compute a request's prompt for another one, if it may be computed elsewhere.
-    pub(super) fn prefill_setting(&self, request: &RequestInfo, now: Duration) -> Option<Box<Setting>> {
+    pub(super) fn prefill_setting(&self, request: &RequestInfo) -> Option<Box<Setting>> {
         let api = request.moves_kv?;
         if request.owner.is_some()
             || self.rules.read().legs.splitting == Splitting::Never
@@ -124,7 +124,7 @@ impl Router {
         {
             return None;
         }
-        let passed = keep_no_kv(&self.fleet, api, now);
+        let passed = keep_no_kv(&self.fleet, api, self.now());
         let setting = self.setting_for(request, &passed, Leg::Prefill).ok()?;
         (!setting.workers.is_empty()).then(|| Box::new(setting))
     }
@@ -190,7 +190,7 @@ impl Router {
         here: &Pick,
     ) -> Option<ExplainedWays> {
         let now = self.now();
-        let prefill_setting = self.prefill_setting(request, now)?;
+        let prefill_setting = self.prefill_setting(request)?;
         let others_wait = self.holding.any_wait();
         let mut prefill_candidates = prefill_setting.candidates(now, others_wait);
         let worker_of: Few<usize> = (0..prefill_candidates.len()).collect();

@@ -72,7 +72,8 @@ struct Leads {
 
 /// A request as some of its workers see it, laid out for [`PromptViews`].
 pub(super) struct SeenBy<'a> {
-    views: Few<RequestView<'a>>,
+    /// Mostly one.
+    views: SmallVec<[RequestView<'a>; 1]>,
     view_of: Few<usize>,
     leads: Vec<RequestView<'a>>,
     lead_of: Vec<(usize, WorkerId)>,
@@ -262,16 +263,15 @@ impl Leads {
 }
 
 impl Setting {
-    /// That of a prompt that is refused at once: a worker that has it is no busier, and nothing of it stays
-    /// there.
-    fn computing_nothing(mut self) -> Self {
+    /// Becomes that of a prompt that is refused at once: a worker that has it is no busier, and nothing of it
+    /// stays there.
+    fn compute_nothing(&mut self) {
         self.prompt_tokens = 0;
         self.leads = Leads::default();
         for view in &mut self.views {
             view.chain = Arc::default();
             view.media.clear();
         }
-        self
     }
 }
 
@@ -304,7 +304,7 @@ impl Router {
             let known = self.fleet.model_ids().join(", ");
             return Err(Error::ModelNotFound { model: model.clone(), known });
         }
-        let setting = match &request.tokens {
+        let mut setting = match &request.tokens {
             None => self.by_text(request, workers, leg),
             Some(prompt) => {
                 let views = self.token_views(&prompt.ids, request, &workers);
@@ -328,8 +328,10 @@ impl Router {
                 }
             }
         };
-        let refused = self.is_too_long(request, setting.prompt_tokens);
-        Ok(if refused { setting.computing_nothing() } else { setting })
+        if self.is_too_long(request, setting.prompt_tokens) {
+            setting.compute_nothing();
+        }
+        Ok(setting)
     }
 
     /// These tokens in each way that one of the workers cuts them, in order; at least one.

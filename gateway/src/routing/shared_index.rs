@@ -83,13 +83,15 @@ impl SharedIndex {
     pub(super) fn finish_lingering(&self, now: Duration) {
         let mut lingering = self.lingering.lock();
         let over = lingering.iter().take_while(|(ended, _)| *ended + EXPECTED_LINGER <= now).count();
+        // Mostly none is: then nothing is taken out.
+        if over == 0 {
+            return;
+        }
         let finished: Vec<_> = lingering.drain(..over).collect();
         drop(lingering);
-        if !finished.is_empty() {
-            let mut index = self.index.lock();
-            for (_, placement) in finished {
-                index.finish(placement);
-            }
+        let mut index = self.index.lock();
+        for (_, placement) in finished {
+            index.finish(placement);
         }
     }
 

@@ -56,7 +56,8 @@ impl Router {
         let residency = &worker.residency;
         let reported = self.reported(request, pick, usage, worker)?;
         let predicted = pick.matched_tokens;
-        let block_tokens = self.slack(request, predicted.max(reported), worker);
+        let of_block = self.block_tokens(request, worker);
+        let block_tokens = slack(request, predicted.max(reported), (worker, of_block));
         if let Some(pull) = ticket.pull() {
             // What came from the other worker says nothing of what is believed of this one's cache.
             let found = Found { own: predicted.saturating_sub(pull.tokens), predicted, reported };
@@ -79,7 +80,7 @@ impl Router {
             residency.blocks_stored(ticket.sent(), now);
         }
         if !exact {
-            self.correct_capacity(request, ticket, predicted, reported, block_tokens);
+            self.correct_capacity(request, ticket, (predicted, reported), (block_tokens, of_block));
         }
         let source = match (by_tokens, exact) {
             (false, _) => Source::Text,
@@ -108,18 +109,6 @@ impl Router {
             warn_of_drift(request, usage, worker, &facts, miss);
         }
         miss
-    }
-
-    /// Tokens that a prediction may be off by, where so many were found or foretold.
-    fn slack(&self, request: &RequestInfo, tokens: u64, worker: &Worker) -> u64 {
-        let own = u64::from(worker.residency.block_size());
-        if request.tokens.is_some() {
-            return own;
-        }
-        // Text is cut elsewhere than tokens, one block of either more or less, and how many tokens it has
-        // is an estimate.
-        let of_text = self.block_tokens(request, worker).ceil() as u64;
-        (tokens / ESTIMATED_WITHIN).max(own + own.max(of_text))
     }
 
     /// The cached tokens that an answer tells of, if that says whether its prediction was right.
@@ -184,16 +173,14 @@ impl Router {
         &self,
         request: &RequestInfo,
         ticket: &Ticket,
-        predicted: u64,
-        reported: u64,
-        slack: u64,
+        (predicted, reported): (u64, u64),
+        (slack, block_tokens): (u64, f64),
     ) {
         let worker = ticket.worker();
         let id = index_id(worker, request.tokens.is_some());
         let mut index = self.index.settled();
         let mut capacity = worker.residency.capacity.lock();
         let before = capacity.tokens();
-        let block_tokens = self.block_tokens(request, worker);
         let resident = (index.resident(id) as f64 * block_tokens) as u64;
         capacity.observe(predicted, reported, slack, resident);
         let now = capacity.tokens();
@@ -209,6 +196,18 @@ impl Router {
         }
         request.chain.block_bytes.max(1) as f64 / self.token_sizes.bytes_per_token(request.model.as_deref())
     }
+}
+
+/// Tokens that a prediction may be off by, where so many were found or foretold, and a block has so many.
+fn slack(request: &RequestInfo, tokens: u64, (worker, block_tokens): (&Worker, f64)) -> u64 {
+    let own = u64::from(worker.residency.block_size());
+    if request.tokens.is_some() {
+        return own;
+    }
+    // Text is cut elsewhere than tokens, one block of either more or less, and how many tokens it has is an
+    // estimate.
+    let of_text = block_tokens.ceil() as u64;
+    (tokens / ESTIMATED_WITHIN).max(own + own.max(of_text))
 }
 
 /// Says once of a worker that most predictions fail there, and what the failures have in common.

@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use foldhash::fast::RandomState;
 use parking_lot::RwLock;
 use tokio::sync::{Notify, watch};
 
@@ -40,7 +41,8 @@ const MAX_TICK: Duration = Duration::from_secs(1);
 pub struct Autoscale {
     config: ScaleConfig,
     metrics: Arc<Metrics>,
-    pools: RwLock<HashMap<String, Arc<Pool>>>,
+    /// By names of the fleet's own, which no client chooses.
+    pools: RwLock<HashMap<String, Arc<Pool>, RandomState>>,
     /// Requests that wait for a first worker, of all models.
     waiting: AtomicUsize,
     /// Told when a request begins to wait so: the next sum is due at once.

@@ -48,7 +48,7 @@ impl PrefixIndex {
     /// that they are halved, so O(holders × log lengths) however many hold the prompt.
     pub fn lengths(&self, chain: &[BlockHash]) -> Lengths<'_> {
         let mut by_place = smallvec![0; self.workers.places()];
-        for found in self.find(chain) {
+        for found in &self.find(chain) {
             by_place[usize::from(found.place)] = found.blocks;
         }
         Lengths { index: self, by_place }
@@ -64,12 +64,14 @@ impl PrefixIndex {
     fn find(&self, chain: &[BlockHash]) -> Holding {
         let Some(&root) = chain.first() else { return Holding::new() };
         let of = |place| Found { place, blocks: 1 };
-        let mut found: Holding = if self.held.count(root) == self.workers.len() {
+        // Put in where it stays: it is large to be moved.
+        let mut found = Holding::new();
+        if self.held.count(root) == self.workers.len() {
             // All of them, as with a system prompt: no need to follow the links from each to the next.
-            self.workers.iter().map(|(_, place)| of(place)).collect()
+            found.extend(self.workers.iter().map(|(_, place)| of(place)));
         } else {
-            self.held.iter(root).map(|slot| of(self.held.slab[slot].worker)).collect()
-        };
+            found.extend(self.held.iter(root).map(|slot| of(self.held.slab[slot].worker)));
+        }
         self.search(chain, &mut found, (1, chain.len() + 1), 0);
         self.expect(chain, &mut found);
         if self.any_checkpoints {

@@ -188,18 +188,23 @@ impl Fair {
 
     /// Tokens of this request's owner were served.
     pub fn charge(&mut self, share: &Share, tokens: f64) {
+        self.charged(share, tokens);
+    }
+
+    /// The owner's account, once they are charged to it.
+    fn charged(&mut self, share: &Share, tokens: f64) -> &mut Account {
         let account = self.owners.entry(share.owner).or_default();
         let tokens = tokens / share.weight.max(f64::MIN_POSITIVE);
         account.served += tokens;
         account.own += tokens;
         self.last = account.served;
+        account
     }
 
     /// A request of this owner began, of which workers compute so many tokens.
     pub fn began(&mut self, now: Duration, share: &Share, computed: f64) {
-        self.charge(share, computed);
         let begun = Begun { requests: 1.0, tokens: share.tokens, charged: computed };
-        let account = self.owners.entry(share.owner).or_default();
+        let account = self.charged(share, computed);
         let waited = account.outflow.at.is_some_and(|last| account.waits_since <= last);
         account.outflow.note(now, waited, begun);
     }

@@ -21,6 +21,10 @@ const RESERVED: f64 = 0.5;
 
 impl<R> WaitingRoom<R> {
     pub(super) fn order(&mut self, now: Duration) {
+        // Mostly one comes and none waits.
+        if self.waiting.len() < 2 {
+            return;
+        }
         let grain = self.rules.grain_ms;
         if self.rules.by_response_ratio {
             let ratio = |entry: &Entry<R>| {

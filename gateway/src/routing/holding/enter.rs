@@ -86,7 +86,7 @@ impl Router {
     ) -> Result<Entered<'_>, Error> {
         let known_fleet = self.holding.fleet_changes.load(Ordering::Acquire);
         let setting = self.setting_for(request, tried, leg)?;
-        let prefill = if leg == Leg::Answer { self.prefill_setting(request, self.now()) } else { None };
+        let prefill = if leg == Leg::Answer { self.prefill_setting(request) } else { None };
         let share = Share { tokens: setting.prompt_tokens as f64, ..request.share };
         let mut room = self.holding.room.lock();
         let entered = self.now();
@@ -95,7 +95,7 @@ impl Router {
         // A session's KV is where its turns are answered.
         let turn = pauses::turn_of(request).filter(|_| leg != Leg::Prefill);
         let opens = request.talk.opening.filter(|_| turn.is_none() && leg != Leg::Prefill);
-        let mut held = Held {
+        let mut held = Box::new(Held {
             setting,
             prefill,
             moves_kv: request.moves_kv,
@@ -107,7 +107,7 @@ impl Router {
             tried: Vec::new(),
             entered,
             begin: None,
-        };
+        });
         self.index.finish_lingering(entered);
         room.admit(entered, &share).map_err(|retry_after| Error::TooBusy { retry_after })?;
         if self.tell_of_the_fleet(&mut room) != known_fleet {
@@ -120,6 +120,7 @@ impl Router {
         let own_ms = if room.is_empty() { None } else { counter.own_ms(&held) };
         let place = room.enter_as(entered, own_ms, share, held);
         let (Decisions { begun: others, own }, mut room) = counter.release(room);
+        drop(counter);
         let mut waits = None;
         if let Some(held) = room.request_mut(place) {
             let (begin, begun) = oneshot::channel();

@@ -79,6 +79,9 @@ impl Fair {
 
     /// Whether a request of a higher priority waits in another room.
     pub(super) fn yields_elsewhere(&self, share: &Share, now: Duration) -> bool {
+        if self.waits_elsewhere.is_empty() {
+            return false;
+        }
         let higher = share.priority.checked_add(1).map(|next| self.waits_elsewhere.range(next..));
         higher.into_iter().flatten().any(|(_, until)| *until >= now)
     }
