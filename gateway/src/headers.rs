@@ -36,8 +36,11 @@ pub const PRIORITY: HeaderName = HeaderName::from_static(names::PRIORITY);
 /// [`names::TTFT_OBJECTIVE`]: the time to first token that a request wants, in milliseconds.
 pub const TTFT_OBJECTIVE: HeaderName = HeaderName::from_static(names::TTFT_OBJECTIVE);
 
-/// Headers that the gateway adds to a request or an answer at most, to make room for them once.
+/// Headers that the gateway adds to a request at most, to make room for them once.
 pub const ADDED_MAX: usize = 8;
+/// Headers that it adds to most answers: the request's id. Room for all that it may add would take a table of
+/// twice the size, beyond what an allocator has at hand.
+pub const ADDED_MOSTLY: usize = 1;
 
 /// Whether a client speaks Anthropic's API: each of its requests has this header.
 pub fn of_anthropics_client(headers: &HeaderMap) -> bool {

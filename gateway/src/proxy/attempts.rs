@@ -192,8 +192,13 @@ impl<'a> Attempts<'a> {
         let mut from_two = None;
         // No worker has to wait for the doctor.
         let doctor = self.tried.is_empty().then_some(|| self.dispatch.look_for_drift(asked));
-        let mut answer = if let Way::Beside(legs, partner) = way {
-            let both = Box::pin(legs.send(partner, (&worker, ticket.sent()), &sent.body));
+        let mut answer = if let Way::Beside(both) = way {
+            let (worker, at, body) = (&*worker, ticket.sent(), &sent.body);
+            // All of it in the box.
+            let both = Box::pin(async move {
+                let (legs, partner) = *both;
+                legs.send(partner, (worker, at), body).await
+            });
             let met = once_begun(pin!(both), doctor).await;
             match met {
                 Ok(met) => {

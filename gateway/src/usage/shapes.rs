@@ -14,7 +14,7 @@ use crate::json::{Fields, Value};
 
 /// The usage in a chunk or whole answer.
 pub fn of(json: &[u8]) -> Option<Usage> {
-    let text = std::str::from_utf8(json).ok()?;
+    let text = simdutf8::basic::from_utf8(json).ok()?;
     Value::last_object_of_document(text, &NAME, read).or_else(|| {
         let mut within = None;
         for (name, value) in Value::document(text)?.map_while(Result::ok) {

@@ -27,8 +27,8 @@ pub(super) enum Way {
     Alone,
     /// Once another one has computed the prompt.
     After(Handed),
-    /// While another one computes it.
-    Beside(BothLegs, Partner),
+    /// While another one computes it. In a box: few requests go so, and each would have room for it.
+    Beside(Box<(BothLegs, Partner)>),
 }
 
 impl Attempts<'_> {
@@ -37,7 +37,7 @@ impl Attempts<'_> {
         if choice.worker.needs_partner() && self.asked.info.work.is_inference() {
             let legs = BothLegs::of(self.dispatch, self.asked);
             match beside(&legs, &mut choice, (&self.tried, self.dispatch.room_wait)).await {
-                Ok(Some(partner)) => return Ok((choice, Way::Beside(legs, partner))),
+                Ok(Some(partner)) => return Ok((choice, Way::Beside(Box::new((legs, partner))))),
                 Ok(None) => {}
                 Err(error) => return Err(self.no_partner(choice, error)),
             }

@@ -11,7 +11,7 @@ use hyper::ext::ReasonPhrase;
 use smallvec::SmallVec;
 
 use super::{Http1Error, body::Body, hop::Hop};
-use crate::{headers::ADDED_MAX, upstream::interim::Interim};
+use crate::{headers::ADDED_MOSTLY, upstream::interim::Interim};
 
 /// Headers of an answer at most.
 const MAX_HEADERS: usize = 100;
@@ -67,8 +67,8 @@ fn parse_one(read: &mut BytesMut) -> Result<Option<(http::Response<()>, Hop, boo
     let start = read.as_ptr() as usize;
     let at = |part: &[u8]| (part.as_ptr() as usize - start, part.len());
     let headers = head.headers.iter();
-    let places: SmallVec<[_; 16]> =
-        headers.map(|header| (at(header.name.as_bytes()), at(header.value))).collect();
+    let mut places = SmallVec::<[_; 16]>::new();
+    places.extend(headers.map(|header| (at(header.name.as_bytes()), at(header.value))));
     let bytes = read.split_to(length).freeze();
     let mut response = http::Response::new(());
     *response.status_mut() = status;
@@ -76,9 +76,9 @@ fn parse_one(read: &mut BytesMut) -> Result<Option<(http::Response<()>, Hop, boo
         response.extensions_mut().insert(reason);
     }
     let headers = response.headers_mut();
-    headers.reserve(places.len() + ADDED_MAX);
+    headers.reserve(places.len() + ADDED_MOSTLY);
     let mut hop = Hop::default();
-    for ((name, name_length), (value, value_length)) in places {
+    for &((name, name_length), (value, value_length)) in &places {
         let name = HeaderName::from_bytes(&bytes[name..name + name_length]);
         let value = HeaderValue::from_maybe_shared(bytes.slice(value..value + value_length));
         let (Ok(name), Ok(value)) = (name, value) else { return Err(Http1Error::Malformed("a header")) };
