@@ -2,10 +2,11 @@
 //! in tokio's paused time and a simulator can take over.
 #![allow(clippy::disallowed_methods, reason = "the one place that reads clocks")]
 
-use std::time::Duration;
 #[cfg(not(feature = "simulation"))]
 use std::time::{SystemTime, UNIX_EPOCH};
+use std::{pin::Pin, time::Duration};
 
+use parking_lot::Mutex;
 pub use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout, timeout_at};
 
 /// Seconds since 1970, to compare with what others say.
@@ -49,5 +50,23 @@ impl Clock {
     /// Time from the start until `then`.
     pub fn at(&self, then: Instant) -> Duration {
         then - self.start
+    }
+}
+
+/// A timer that the requests of one connection take one after the other: to list one with the runtime and to
+/// take it out again costs more than to let it go off in vain now and then.
+#[derive(Debug, Default)]
+pub struct KeptTimer(Mutex<Option<Pin<Box<Sleep>>>>);
+
+impl KeptTimer {
+    /// What the last request has left, if it goes off by then; else a new one.
+    pub fn take(&self, by: Instant) -> Pin<Box<Sleep>> {
+        let left = self.0.lock().take();
+        left.filter(|left| left.deadline() <= by).unwrap_or_else(|| Box::pin(sleep_until(by)))
+    }
+
+    /// Leaves it to the next request.
+    pub fn leave(&self, timer: Pin<Box<Sleep>>) {
+        *self.0.lock() = Some(timer);
     }
 }

@@ -4,6 +4,7 @@
 //!
 //! Next: [`crate::edge::stack`].
 
+mod head_timer;
 mod intake;
 
 use std::{
@@ -24,10 +25,11 @@ use keyway_clients::{
 use prometheus::IntGauge;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use self::head_timer::HeadTimer;
 pub use self::intake::Intake;
 use crate::{
     client::Client,
-    clock,
+    clock::{self, KeptTimer},
     edge::stack::{Arrived, Stack},
     limits::{DRAIN_LOOK, DRAIN_QUIET, SHORTAGE_LOOK},
     machine::{
@@ -95,10 +97,7 @@ pub async fn serve(server: Server, stack: impl Stack, shutdown: impl Future<Outp
 
 /// Lets connections in until `shutdown` completes.
 async fn accept_all(server: &Server, stack: impl Stack, shutdown: impl Future<Output = ()>) {
-    let mut header_read = server.intake.header_read();
     let spread = Spread { cores: server.cores.clone(), client_stall: server.client_stall };
-    let build = |header_read| Arc::new(connection_builder(spread.clone(), header_read));
-    let mut builder = build(header_read);
     tokio::pin!(shutdown);
     loop {
         let accepted = tokio::select! {
@@ -124,13 +123,10 @@ async fn accept_all(server: &Server, stack: impl Stack, shutdown: impl Future<Ou
             place = place(server, peer.ip()) => (place, false),
         };
         let open = Open::count(&server.connections, place);
-        if header_read != server.intake.header_read() {
-            header_read = server.intake.header_read();
-            builder = build(header_read);
-        }
-        let service = Called { stack: stack.clone(), client: Arc::clone(open.client()) };
-        let connection =
-            Connection { builder: Arc::clone(&builder), header_read, tls: server.tls.clone(), service };
+        let service =
+            Called { stack: stack.clone(), client: Arc::clone(open.client()), timer: Arc::default() };
+        let header_read = server.intake.header_read();
+        let connection = Connection { spread: spread.clone(), header_read, tls: server.tls.clone(), service };
         if let Some(cores) = &server.cores {
             match stream.into_std() {
                 // What it is woken by is the runtime that it is served on.
@@ -163,7 +159,7 @@ async fn end_idle(server: &Server) {
 
 /// What serves a client's connection.
 struct Connection<S> {
-    builder: Arc<auto::Builder<Spread>>,
+    spread: Spread,
     header_read: Duration,
     tls: Option<Arc<ServerTls>>,
     service: Called<S>,
@@ -174,6 +170,7 @@ struct Connection<S> {
 struct Called<S> {
     stack: S,
     client: Arc<Client>,
+    timer: Arc<KeptTimer>,
 }
 
 impl<S: Stack> Service<Request> for Called<S> {
@@ -182,7 +179,8 @@ impl<S: Stack> Service<Request> for Called<S> {
     type Future = S::Future;
 
     fn call(&self, request: Request) -> S::Future {
-        self.stack.clone().call(Arrived { request, client: Arc::clone(&self.client) })
+        let (client, timer) = (Arc::clone(&self.client), Arc::clone(&self.timer));
+        self.stack.clone().call(Arrived { request, client, timer })
     }
 }
 
@@ -212,7 +210,9 @@ impl<S: Stack> Connection<S> {
     ) -> Result<(), Box<dyn Error + Send + Sync>> {
         let client = Arc::clone(&self.service.client);
         let stream = Incoming::within(self.header_read, stream, Arc::clone(&client));
-        let connection = self.builder.serve_connection(TokioIo::new(stream), self.service);
+        let builder = connection_builder(self.spread, self.header_read);
+        // It keeps the builder for as long as the protocol is not known.
+        let connection = builder.serve_connection(TokioIo::new(stream), self.service).into_owned();
         until_end(connection, &client, auto::Connection::graceful_shutdown).await.unwrap_or(Ok(()))
     }
 }
@@ -280,11 +280,12 @@ async fn room(upstream: &Upstream, shortages: &Shortages) {
     }
 }
 
+/// What one connection is made by: its timer is its own.
 fn connection_builder(spread: Spread, header_read: Duration) -> auto::Builder<Spread> {
     let mut builder = auto::Builder::new(spread);
     keyway_clients::bound(&mut builder, header_read);
     // Heads, events and most answers are small: to copy them together is cheaper than to say where each part
     // lies.
-    builder.http1().writev(false);
+    builder.http1().writev(false).timer(HeadTimer::default());
     builder
 }

@@ -2,8 +2,9 @@
 //!
 //! Next: [`mod@keyway_core::pick`], then [`crate::proxy::dispatch`].
 
-use std::{convert::Infallible, panic::AssertUnwindSafe, sync::Arc};
+use std::{cell::RefCell, convert::Infallible, panic::AssertUnwindSafe, sync::Arc};
 
+use bytes::BytesMut;
 use futures_util::FutureExt;
 use http::{
     HeaderValue, Method, Version,
@@ -14,6 +15,7 @@ use tower::{Service, ServiceBuilder, service_fn};
 use crate::{
     api::Api,
     client::Client,
+    clock::KeptTimer,
     config::Cors,
     edge::{
         around::around,
@@ -25,7 +27,7 @@ use crate::{
     error::{Error, Failed},
     headers,
     ledger::Ledger,
-    limits::MAX_REQUEST_ID_BYTES,
+    limits::{IDS_TOGETHER, MAX_REQUEST_ID_BYTES},
     metrics::Metrics,
     path,
     proxy::{
@@ -70,14 +72,15 @@ pub struct Written {
 struct Asking {
     request: Request,
     client: Arc<Client>,
+    timer: Arc<KeptTimer>,
     record: Option<Arc<Record>>,
     serving: Arc<Serving>,
 }
 
 impl Asking {
     fn boxed(arrived: Arrived, serving: Arc<Serving>) -> Box<Self> {
-        let mut asking =
-            Box::new(Self { request: arrived.request, client: arrived.client, record: None, serving });
+        let Arrived { request, client, timer } = arrived;
+        let mut asking = Box::new(Self { request, client, timer, record: None, serving });
         path::undo_escapes(asking.request.uri_mut());
         asking
     }
@@ -90,6 +93,8 @@ pub struct Arrived {
     pub request: Request,
     /// The connection that it came on, whose share of the gateway it counts against.
     pub client: Arc<Client>,
+    /// That connection's timer, for one request at a time.
+    pub timer: Arc<KeptTimer>,
 }
 
 /// What the server can call, at any time: it is always ready.
@@ -149,7 +154,9 @@ where
         // The client's next request is another process's.
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
-    Ok(response.map(|body| body.with_record(record)))
+    // In place: an answer is large to be moved.
+    response.body_mut().hold_record(record);
+    Ok(response)
 }
 
 /// Whether a request is to Anthropic's API, whose clients look for errors and ids in its form.
@@ -193,6 +200,12 @@ fn request_id(request: &Request) -> HeaderValue {
     }
 }
 
+thread_local! {
+    /// Room for ids to come, which they lie in one behind the other: alone each would take two allocations,
+    /// for its bytes and to be shared.
+    static ID_ROOM: RefCell<BytesMut> = RefCell::default();
+}
+
 /// `req-`, and the number in 32 hexadecimal digits.
 fn new_id(number: u128) -> HeaderValue {
     let mut id = *b"req-00000000000000000000000000000000";
@@ -200,8 +213,15 @@ fn new_id(number: u128) -> HeaderValue {
         let digit = |of: u8| b"0123456789abcdef"[usize::from(of & 15)];
         digits.copy_from_slice(&[digit(byte >> 4), digit(byte)]);
     }
+    let id = ID_ROOM.with_borrow_mut(|room| {
+        if room.capacity() < id.len() {
+            *room = BytesMut::with_capacity(IDS_TOGETHER * id.len());
+        }
+        room.extend_from_slice(&id);
+        room.split().freeze()
+    });
     // Letters and digits are always a header's value.
-    HeaderValue::from_bytes(&id).unwrap_or(HeaderValue::from_static("req"))
+    HeaderValue::from_maybe_shared(id).unwrap_or(HeaderValue::from_static("req"))
 }
 
 async fn panic_safe<S>(asking: Box<Asking>, mut next: S) -> Result<Response, Infallible>
@@ -275,7 +295,7 @@ async fn routes(mut asking: Box<Asking>) -> Result<Response, Infallible> {
             models::answer(dispatch.router.fleet(), names, request).map(|response| own(response, &record))
         }
         (_, path, Some(record)) if is_passed(path) => match websocket::is_asked_for(request) {
-            Ok(false) => dispatch.handle(asking.request, &asking.client, &record).await,
+            Ok(false) => dispatch.handle(asking.request, (&asking.client, &asking.timer), &record).await,
             Ok(true) => Err(Error::NoWebSocket),
             Err(error) => Err(error),
         },
@@ -324,6 +344,14 @@ mod tests {
     fn an_id_of_our_own_is_a_number_in_hexadecimal() {
         for number in [0, 1, 0x1234_5678_9abc_def0 << 60, u128::MAX, fastrand::u128(..)] {
             assert_eq!(new_id(number), format!("req-{number:032x}").as_str());
+        }
+    }
+
+    #[test]
+    fn ids_that_lie_together_are_each_its_own() {
+        let ids: Vec<_> = (0..3 * IDS_TOGETHER as u128).map(|number| (number, new_id(number))).collect();
+        for (number, id) in ids {
+            assert_eq!(id, format!("req-{number:032x}").as_str());
         }
     }
 

@@ -71,3 +71,6 @@ pub const MAX_URI_BYTES: usize = 8 << 10;
 
 /// Longest client-chosen request id that is kept; a longer one is replaced.
 pub const MAX_REQUEST_ID_BYTES: usize = 128;
+
+/// Ids of requests that lie together in memory: one that lasts, as a stream's, keeps the room of so many.
+pub const IDS_TOGETHER: usize = 16;

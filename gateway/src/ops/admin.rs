@@ -86,7 +86,7 @@ pub struct Admin {
 pub fn admin(admin: Admin) -> impl Stack {
     // One request is explained at a time, one gateway given the index, and one question of usage answered.
     let parts = Arc::new((admin, [(); 3].map(|()| Semaphore::new(1))));
-    service_fn(move |Arrived { request, client }| {
+    service_fn(move |Arrived { request, client, .. }| {
         let parts = Arc::clone(&parts);
         async move {
             let (admin, [explaining, giving, asking]) = &*parts;

@@ -36,7 +36,7 @@ pub struct ResponseBody {
     back: Option<Box<EventsBack>>,
     /// Looks for ids of what is stored.
     tap: Option<Box<Tap>>,
-    _permit: Option<Permit>,
+    permit: Option<Permit>,
     record: Option<Arc<Record>>,
     asked: Asked,
 }
@@ -69,7 +69,7 @@ impl ResponseBody {
     }
 
     fn of(source: Source) -> Self {
-        Self { source, back: None, tap: None, _permit: None, record: None, asked: Asked::default() }
+        Self { source, back: None, tap: None, permit: None, record: None, asked: Asked::default() }
     }
 
     /// Tells its events in another API.
@@ -84,15 +84,13 @@ impl ResponseBody {
     }
 
     /// Ties the request's place in the gateway to it.
-    #[must_use]
-    pub fn with_permit(self, permit: Permit) -> Self {
-        Self { _permit: Some(permit), ..self }
+    pub fn hold_permit(&mut self, permit: Permit) {
+        drop(self.permit.replace(permit));
     }
 
     /// Ties the request's record to it.
-    #[must_use]
-    pub fn with_record(self, record: Arc<Record>) -> Self {
-        Self { record: Some(record), ..self }
+    pub fn hold_record(&mut self, record: Arc<Record>) {
+        self.record = Some(record);
     }
 
     fn look_at(&mut self, frame: &Poll<Option<Result<Frame<Bytes>, BoxError>>>) {

@@ -6,7 +6,7 @@
 
 use std::{future::poll_fn, pin::Pin, sync::Arc, time::Duration};
 
-use http::{HeaderMap, HeaderValue, request::Parts};
+use http::{HeaderMap, HeaderValue, Version, request::Parts};
 use keyway_apis::ErrorShape;
 use keyway_core::{index::WorkerId, pick::Pick};
 
@@ -17,7 +17,7 @@ use crate::{
     },
     api::Api,
     client::Client,
-    clock::Instant,
+    clock::{Instant, KeptTimer},
     config::{Config, Timeouts},
     error::Error,
     fleet::Worker,
@@ -113,17 +113,23 @@ impl Dispatch {
     pub async fn handle(
         &self,
         request: Request,
-        client: &Arc<Client>,
+        (client, timer): (&Arc<Client>, &KeptTimer),
         record: &Arc<Record>,
     ) -> Result<Response, Error> {
         // Before anything that costs: a refused request must be cheap.
         self.admission.may_come()?;
         let late = Error::Deadline { limit: self.timeouts.request };
         let begun = record.started();
+        // Over HTTP/2 a connection's requests have tasks of their own, which may run elsewhere.
+        let kept = (request.version() < Version::HTTP_2).then_some(timer);
         // In a box, so that what it needs is given back once the answer has begun: the connection keeps the
-        // rest.
-        let serving = Box::pin(self.serve(request, client, record));
-        let served = silence::looking_until((begun, begun + self.timeouts.request), serving).await;
+        // rest. The box comes first: made before it, all of the future would be copied into it, of which
+        // little is written yet.
+        let mut serving = Box::into_pin(Box::<Option<_>>::default());
+        serving.set(Some(self.serve(request, client, record)));
+        let work = serving.as_mut().as_pin_mut().ok_or(Error::Internal)?;
+        let served = silence::looking_until((begun, begun + self.timeouts.request), kept, work).await;
+        drop(serving);
         if let Some(Err(_)) = &served {
             // Its client has nothing of it; what took too long may have been computed.
             record.settle(Used::Nothing);
@@ -181,7 +187,10 @@ impl Dispatch {
         }
         if stored_state::concerns(&parts, info) {
             if let Some(list) = Box::pin(self.list(&parts, record)).await {
-                return list.map(|response| response.map(|body| body.with_permit(permit)));
+                return list.map(|mut response| {
+                    response.body_mut().hold_permit(permit);
+                    response
+                });
             }
             info.owner = Box::pin(self.owner(&parts, info, record)).await?;
         }
@@ -207,8 +216,9 @@ impl Dispatch {
         // In a box: what few answers need.
         let error = engine_error::due(&response, &asked.parts.method, asked.parts.uri.path());
         let is_told = way.is_some() || error.is_some() || response.extensions().get::<FromTwo>().is_some();
-        let response = if is_told { Box::pin(told(response, way, error)).await? } else { response };
-        Ok(response.map(|body| body.with_permit(permit)))
+        let mut response = if is_told { Box::pin(told(response, way, error)).await? } else { response };
+        response.body_mut().hold_permit(permit);
+        Ok(response)
     }
 
     /// A request has been read that was begun then; the time now.

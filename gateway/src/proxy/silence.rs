@@ -5,13 +5,13 @@
 
 use std::{
     future::poll_fn,
-    pin::{Pin, pin},
+    pin::Pin,
     task::{Poll, ready},
     time::Duration,
 };
 
 use crate::{
-    clock::{self, Instant},
+    clock::{self, Instant, KeptTimer},
     fleet::Worker,
     limits::{DEAD_LOOK, DEAD_SILENCE},
     routing::Router,
@@ -46,13 +46,15 @@ pub(crate) async fn unless_lost<T>(
 }
 
 /// Does `work` that has just begun until the deadline, and polls it each [`DEAD_LOOK`] for what may be lost
-/// by then; `None` if it takes longer.
+/// by then; `None` if it takes longer. `kept`: the timer that it may go by, which may go off early.
 pub(crate) async fn looking_until<T>(
     (begun, deadline): (Instant, Instant),
-    mut work: Pin<Box<impl Future<Output = T>>>,
+    kept: Option<&KeptTimer>,
+    mut work: Pin<&mut impl Future<Output = T>>,
 ) -> Option<T> {
-    let mut alarm = pin!(clock::sleep_until(deadline.min(begun + DEAD_LOOK)));
-    poll_fn(|cx| {
+    let due = deadline.min(begun + DEAD_LOOK);
+    let mut alarm = kept.map_or_else(|| Box::pin(clock::sleep_until(due)), |kept| kept.take(due));
+    let done = poll_fn(|cx| {
         loop {
             if let Poll::Ready(done) = work.as_mut().poll(cx) {
                 return Poll::Ready(Some(done));
@@ -65,5 +67,49 @@ pub(crate) async fn looking_until<T>(
             alarm.as_mut().reset(deadline.min(now + DEAD_LOOK));
         }
     })
-    .await
+    .await;
+    if let Some(kept) = kept {
+        kept.leave(alarm);
+    }
+    done
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::Cell, future::pending, pin::pin};
+
+    use super::*;
+
+    /// How long it took, and whether the work was done.
+    async fn looked(limit: Duration, kept: &KeptTimer, work: impl Future<Output = ()>) -> (Duration, bool) {
+        let begun = Instant::now();
+        let done = looking_until((begun, begun + limit), Some(kept), pin!(work)).await;
+        (begun.elapsed(), done.is_some())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_timer_that_an_earlier_request_has_left_keeps_the_later_one_s_time() {
+        let (kept, tick) = (KeptTimer::default(), Duration::from_millis(2));
+        for limit in [DEAD_LOOK * 7 / 2, DEAD_LOOK / 2, DEAD_LOOK * 2, DEAD_LOOK / 3] {
+            let (took, done) = looked(limit, &kept, pending()).await;
+            assert!(!done && took >= limit && took < limit + tick, "{took:?} of {limit:?}");
+            let (took, done) = looked(limit, &kept, clock::sleep(limit / 5)).await;
+            assert!(done && took < limit / 5 + tick, "{took:?} of a fifth of {limit:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_silent_is_looked_at_each_time_whoever_s_timer_it_is() {
+        let (kept, looks) = (KeptTimer::default(), Cell::new(0));
+        for _ in 0..3 {
+            looks.set(0);
+            let work = poll_fn(|_| {
+                looks.set(looks.get() + 1);
+                Poll::Pending
+            });
+            looked(DEAD_LOOK * 4, &kept, work).await;
+            assert!(looks.get() >= 4, "{}", looks.get());
+            looked(DEAD_LOOK, &kept, clock::sleep(DEAD_LOOK / 2)).await;
+        }
+    }
 }
