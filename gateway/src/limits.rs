@@ -157,8 +157,7 @@ pub const MAX_USAGE_BODY_BYTES: usize = 1 << 20;
 /// The end of such an answer in which its `usage` is looked for: it is mostly the last field.
 pub const USAGE_TAIL_BYTES: usize = 4 << 10;
 
-/// Bytes of memory for the prefix index: at 44 bytes a residency, 6 million blocks or 1.5 billion bytes of
-/// prompts.
+/// Bytes of memory for the prefix index: at 32 bytes a residency 7.5 million blocks.
 pub const INDEX_BYTES: usize = 256 << 20;
 
 /// Bytes of canonical prompt text in one hashed block: 16 tokens (the usual KV block) of 4 bytes.

@@ -13,7 +13,7 @@ use keyway_wire::block_hash::{BlockHash, Chain, HashKey};
 use keyway_wire::kv_event::{BlockRemoved, BlockStored, EngineHash, EventBatch, Events, KvEvent, WireFormat};
 
 /// Most bytes that a residency may take.
-const BAR: f64 = 48.0;
+const BAR: f64 = 36.0;
 /// Most bytes that it may take besides where events tell of it: the engine's name for it, and what is before
 /// and behind it.
 const ANNOUNCED_BAR: f64 = 56.0;

@@ -22,6 +22,7 @@ mod expected;
 mod forks;
 mod heat;
 mod holders;
+mod lines;
 mod matching;
 mod owners;
 mod placement;
@@ -31,7 +32,6 @@ mod snapshot;
 mod table;
 #[cfg(test)]
 mod tests;
-mod words;
 mod workers;
 
 use std::sync::Arc;
@@ -53,7 +53,7 @@ use self::claims::Voids;
 use self::expected::Expected;
 use self::forks::Forks;
 use self::heat::Heat;
-use self::holders::Holders;
+use self::holders::{Holders, Vacancy};
 use self::owners::Owners;
 use self::placement::{Accepted, Closed};
 use self::room::{Kept, MAX_EVICTION_BATCH};
@@ -74,9 +74,9 @@ const EVICTION_SHARE: usize = 1024;
 const FETCHED_TOGETHER: usize = 16;
 
 /// Bytes of one residency: its slot, and its part of the table.
-const RESIDENCY_BYTES: usize = 44;
+const RESIDENCY_BYTES: usize = 32;
 
-/// The index. 44 bytes a residency, all allocated at the start and written as they come to be used.
+/// The index. 32 bytes a residency, all allocated at the start and written as they come to be used.
 pub struct PrefixIndex {
     held: Holders,
     ancestry: Ancestry,
@@ -178,43 +178,46 @@ impl PrefixIndex {
         let mut i = 0;
         while let Some(&hash) = chain.get(i) {
             let held = if likely != NIL && self.held.slab[likely].hash == hash {
-                Some(likely)
+                Ok(likely)
             } else {
                 if scattered && i >= fetched {
                     fetched = (i + FETCHED_TOGETHER).min(chain.len());
                     self.held.fetch(&chain[i..fetched]);
                 }
-                self.held.find(hash, place)
+                self.held.look(hash, place)
             };
-            if let Some(first) = held {
-                if self.held.slab[first].list() != list {
-                    break; // Two hashes collide.
+            let vacancy = match held {
+                Ok(first) => {
+                    if self.held.slab[first].list() != list {
+                        break; // Two hashes collide.
+                    }
+                    let (last, blocks, claimed) = self.held.slab.stamp_run(first, &chain[i..], stamp);
+                    scattered = blocks < FETCHED_TOGETHER;
+                    i += blocks.max(1);
+                    if blocks == 0 {
+                        continue; // A chain never repeats a hash, unless two of them collide.
+                    }
+                    if claimed {
+                        self.claim(first, blocks, &mut claims);
+                    }
+                    self.ancestry.learn(&self.held.slab, parent, (first, last), blocks);
+                    likely = self.held.slab[last].older;
+                    self.held.slab.move_run(self.workers.list_mut(list), parent, (first, last));
+                    parent = last;
+                    continue;
                 }
-                let (last, blocks, claimed) = self.held.slab.stamp_run(first, &chain[i..], stamp);
-                scattered = blocks < FETCHED_TOGETHER;
-                i += blocks.max(1);
-                if blocks == 0 {
-                    continue; // A chain never repeats a hash, unless two of them collide.
-                }
-                if claimed {
-                    self.claim(first, blocks, &mut claims);
-                }
-                self.ancestry.learn(&self.held.slab, parent, (first, last), blocks);
-                likely = self.held.slab[last].older;
-                self.held.slab.move_run(self.workers.list_mut(list), parent, (first, last));
-                parent = last;
-            } else {
-                if !self.make_room(list, Kept::Touched(stamp)) {
-                    break;
-                }
-                scattered = true;
-                parent = self.insert_behind(list, parent, hash, stamp);
-                self.held.slab[parent].set_claims(1);
-                self.workers[place].pending += 1;
-                claims.push(parent);
-                added += 1;
-                i += 1;
+                Err(vacancy) => vacancy,
+            };
+            if !self.make_room(list, Kept::Touched(stamp)) {
+                break;
             }
+            scattered = true;
+            parent = self.insert_behind(list, parent, vacancy, stamp);
+            self.held.slab[parent].set_claims(1);
+            self.workers[place].pending += 1;
+            claims.push(parent);
+            added += 1;
+            i += 1;
         }
         // What has made room for it was void before.
         self.sequence = self.sequence.wrapping_add(1);
@@ -255,11 +258,14 @@ impl PrefixIndex {
     }
 
     fn store_at(&mut self, place: u16, parent: Option<BlockHash>, hash: BlockHash) -> bool {
-        if let Some(held) = self.held.find(hash, place) {
-            self.workers[place].last = held;
-            self.accept(held, 0);
-            return true;
-        }
+        let vacancy = match self.held.look(hash, place) {
+            Ok(held) => {
+                self.workers[place].last = held;
+                self.accept(held, 0);
+                return true;
+            }
+            Err(vacancy) => vacancy,
+        };
         let Some(parent) = self.parent(place, parent) else { return false };
         let list = match parent {
             NIL => self.workers.find_or_add_list(place, Owner::NOBODY, &self.owners),
@@ -270,7 +276,7 @@ impl PrefixIndex {
         let room = self.trim(place, 1, kept) && self.make_room(list, kept);
         if room {
             let stamp = slab::stamp(self.workers.number(place), list.nth);
-            self.workers[place].last = self.insert_behind(list, parent, hash, stamp);
+            self.workers[place].last = self.insert_behind(list, parent, vacancy, stamp);
         }
         room
     }
@@ -403,15 +409,15 @@ impl PrefixIndex {
         let last = Some(self.workers[place].last).filter(|&last| last != NIL);
         let is_parent = |&last: &u32| {
             let slot = &self.held.slab[last];
-            slot.hash == parent && slot.worker == place && slot.stamp != 0
+            slot.hash == parent && slot.worker == place
         };
         last.filter(is_parent).or_else(|| self.held.find(parent, place))
     }
 
     /// Makes a block resident, most recent after its parent in the chain. There must be room.
     #[inline]
-    fn insert_behind(&mut self, list: ListId, parent: u32, hash: BlockHash, stamp: u32) -> u32 {
-        let slot = self.insert(list, parent, hash, stamp);
+    fn insert_behind(&mut self, list: ListId, parent: u32, vacancy: Vacancy, stamp: u32) -> u32 {
+        let slot = self.insert(list, parent, vacancy, stamp);
         if self.ancestry.is_kept() {
             self.ancestry.set(slot, parent, self.held.slab.capacity());
         }
@@ -420,8 +426,8 @@ impl PrefixIndex {
 
     /// Makes a block resident, after `newer` in recency. There must be room.
     #[inline]
-    fn insert(&mut self, list: ListId, newer: u32, hash: BlockHash, stamp: u32) -> u32 {
-        let slot = self.held.insert(hash, list.place, stamp);
+    fn insert(&mut self, list: ListId, newer: u32, vacancy: Vacancy, stamp: u32) -> u32 {
+        let slot = self.held.enter(vacancy, stamp);
         self.held.slab.link(self.workers.list_mut(list), newer, slot);
         self.workers[list.place].len += 1;
         self.owners.add(self.workers.owner(list));

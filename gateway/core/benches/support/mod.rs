@@ -43,7 +43,7 @@ pub struct Filled {
 }
 
 pub fn fill() -> Filled {
-    let mut index = PrefixIndex::new(RESIDENCIES * 48);
+    let mut index = PrefixIndex::new(RESIDENCIES * 36);
     let every = unknown(u64::MAX, PROMPT_BLOCKS);
     let eight = conversation(u64::MAX);
     for worker in 0..WORKERS {

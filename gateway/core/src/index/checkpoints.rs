@@ -17,7 +17,7 @@ impl PrefixIndex {
         let last = self.workers[place].last;
         let is_last = |slot: &u32| {
             let slot = &self.held.slab[*slot];
-            slot.hash == hash && slot.worker == place && slot.stamp != 0
+            slot.hash == hash && slot.worker == place
         };
         let slot = Some(last).filter(is_last).or_else(|| self.held.find(hash, place));
         if let Some(slot) = slot {

@@ -37,16 +37,16 @@ impl Expected {
 
     /// One more request at the worker needs these; returns those that were taken.
     pub(super) fn add(&mut self, list: &mut Recency, place: u16, blocks: &[BlockHash]) -> Vec<BlockHash> {
-        let taken = blocks.iter().take_while(|&&block| match self.0.find(block, place) {
-            Some(slot) if needed_by(self.0.slab[slot].stamp) == ONE_ENDS - 1 => false,
+        let taken = blocks.iter().take_while(|&&block| match self.0.look(block, place) {
+            Ok(slot) if needed_by(self.0.slab[slot].stamp) == ONE_ENDS - 1 => false,
             // It is to be computed again if it was announced before.
-            Some(slot) => {
+            Ok(slot) => {
                 self.0.slab[slot].stamp = (self.0.slab[slot].stamp & !ANNOUNCED) + 1;
                 true
             }
-            None if self.0.slab.is_full() => false,
-            None => {
-                let slot = self.0.insert(block, place, 1);
+            Err(_) if self.0.slab.is_full() => false,
+            Err(vacancy) => {
+                let slot = self.0.enter(vacancy, 1);
                 self.0.slab.link(list, NIL, slot);
                 true
             }

@@ -9,7 +9,7 @@ use super::workers::ListId;
 /// No slot. Slot 0 exists, is never handed out and belongs to no worker.
 pub(super) const NIL: u32 = 0;
 
-/// One residency, in half a cache line.
+/// One residency: a worker holds a block.
 #[derive(Clone, Copy)]
 pub(super) struct Slot {
     /// The block, and with it the whole prefix that ends there.
@@ -18,23 +18,20 @@ pub(super) struct Slot {
     /// ([`super::claims`]), and the number of the last placement at that worker that touched it. Where blocks
     /// are expected: how many requests need it. 0 in a free slot.
     pub(super) stamp: u32,
-    /// Next holder of the same hash.
-    pub(super) next_holder: u32,
-    /// The holder before it; [`NIL`] in the first.
-    pub(super) previous_holder: u32,
     /// Neighbour in its recency list that was used later.
     pub(super) newer: u32,
     /// Neighbour in its recency list that was used earlier; in a free slot, the next free one.
     pub(super) older: u32,
     /// Place of the worker in the workers' table.
     pub(super) worker: u16,
-    /// In the first holder of a hash: how many there are; 0 in the others.
+    /// In the first holder of a hash: how many there are. In the others: 0, or [`Slot::APART`] where they do
+    /// not lie together with the first.
     pub(super) holders: u16,
 }
 
 /// Bytes of one slot.
 pub(super) const SLOT_BYTES: usize = size_of::<Slot>();
-const _: () = assert!(SLOT_BYTES == 32, "two slots to a cache line");
+const _: () = assert!(SLOT_BYTES == 24, "a residency costs more than docs/figures.md says");
 
 /// Placements at one worker that a stamp tells apart; the next one is taken for the first again. Where
 /// exactly so many came in between, that spares a block from eviction, or takes one too early.
@@ -51,6 +48,19 @@ pub(super) const fn stamp(number: u32, list: u8) -> u32 {
 }
 
 impl Slot {
+    /// More than there can be holders.
+    pub(super) const APART: u16 = u16::MAX;
+
+    /// Whether it lies apart from the first holder of its hash.
+    pub(super) fn is_apart(&self) -> bool {
+        self.holders == Self::APART
+    }
+
+    /// In the first holder of a hash: how many there are; 0 in the others.
+    pub(super) fn count(&self) -> usize {
+        if self.is_apart() { 0 } else { usize::from(self.holders) }
+    }
+
     /// The list it is on.
     pub(super) fn list(&self) -> ListId {
         ListId { place: self.worker, nth: self.stamp as u8 }
@@ -87,16 +97,12 @@ impl Slot {
     }
 }
 
-const VACANT: Slot = Slot {
-    hash: BlockHash(0),
-    stamp: 0,
-    next_holder: NIL,
-    previous_holder: NIL,
-    newer: NIL,
-    older: NIL,
-    worker: 0,
-    holders: 0,
-};
+/// No worker's place: there are fewer.
+const NOBODY: u16 = u16::MAX;
+
+/// A slot that is free: its block is at no worker.
+const VACANT: Slot =
+    Slot { hash: BlockHash(0), stamp: 0, newer: NIL, older: NIL, worker: NOBODY, holders: 0 };
 
 /// Residencies of one worker, from the most to the least recently used.
 #[derive(Clone, Copy, Default)]

@@ -45,9 +45,9 @@ impl PrefixIndex {
         let mut number = self.workers.next_number(place);
         let (mut taken, mut last) = (0, None);
         for (owner, hash) in blocks {
-            if self.held.find(hash, place).is_some() {
+            let Err(vacancy) = self.held.look(hash, place) else {
                 continue; // No list has a block twice, but a file may be anything.
-            }
+            };
             if self.workers[place].len >= self.workers[place].capacity || self.held.slab.is_full() {
                 break;
             }
@@ -57,7 +57,7 @@ impl PrefixIndex {
             }
             last = Some(owner);
             let newer = self.workers.list(list).oldest;
-            let slot = self.insert(list, newer, hash, slab::stamp(number, list.nth));
+            let slot = self.insert(list, newer, vacancy, slab::stamp(number, list.nth));
             self.ancestry.set_unknown(slot, self.held.slab.capacity());
             taken += 1;
         }

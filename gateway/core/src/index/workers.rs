@@ -83,9 +83,10 @@ pub(super) struct Workers {
 }
 
 impl Workers {
-    /// As many workers at a time as fit into so many bytes, at most 65,535.
+    /// As many workers at a time as fit into so many bytes, at most 65,534: one number of holders means
+    /// something else ([`super::slab::Slot::APART`]).
     pub(super) fn new(byte_budget: usize) -> Self {
-        let max = (byte_budget / WORKER_BYTES).min(usize::from(u16::MAX));
+        let max = (byte_budget / WORKER_BYTES).min(usize::from(u16::MAX) - 1);
         let (places, free) = (Vec::with_capacity(max), Vec::with_capacity(max));
         let (further, lists_left) = (Vec::new(), max * FURTHER_LISTS);
         Self { places, further, lists_left, by_id: SpreadMap::default(), free, max }
