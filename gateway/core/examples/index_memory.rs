@@ -16,7 +16,7 @@ use keyway_wire::kv_event::{BlockRemoved, BlockStored, EngineHash, EventBatch, E
 const BAR: f64 = 36.0;
 /// Most bytes that it may take besides where events tell of it: the engine's name for it, and what is before
 /// and behind it.
-const ANNOUNCED_BAR: f64 = 56.0;
+const ANNOUNCED_BAR: f64 = 40.0;
 /// Times that every residency is replaced: at 1,000 prompts a second of 40 new blocks each an hour's worth is
 /// 144 million.
 const CHURN: usize = 14;

@@ -14,7 +14,8 @@ use keyway_wire::block_hash::BlockHash;
 use keyway_wire::kv_event::BlockStored;
 
 use super::groups::{Groups, Part};
-use super::node::{NONE, Node, NodeId, Reach, Tier};
+use super::node::{Copies, NONE, Node, NodeId, Reach, Tier};
+use super::tree::Tree;
 use super::walk::{Walk, Way};
 use crate::index::{PrefixIndex, WorkerId};
 use crate::spread_map::Spread;
@@ -44,8 +45,7 @@ const ALIKE_MAX: usize = 1_024;
 
 #[derive(Debug)]
 pub(super) struct Blocks {
-    nodes: Vec<Node>,
-    free: Vec<NodeId>,
+    tree: Tree,
     /// All of them by name; several have the same where hashes do not cover the salt.
     names: HashTable<NodeId>,
     max: usize,
@@ -79,13 +79,12 @@ enum Step {
 impl Blocks {
     pub(super) fn new(max: usize) -> Self {
         let max = max.min(NONE as usize);
-        let (nodes, free, names) = (Vec::new(), Vec::new(), HashTable::new());
-        Self { nodes, free, names, max, groups: Groups::default(), agenda: Vec::new() }
+        let (tree, names) = (Tree::default(), HashTable::new());
+        Self { tree, names, max, groups: Groups::default(), agenda: Vec::new() }
     }
 
     pub(super) fn clear(&mut self) {
-        self.nodes.clear();
-        self.free.clear();
+        self.tree.clear();
         self.names.clear();
         self.groups.clear();
         self.agenda.clear();
@@ -94,19 +93,19 @@ impl Blocks {
     /// Blocks with a node, those without a copy among them.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.nodes.len() - self.free.len()
+        self.tree.len()
     }
 
-    pub(super) fn node(&self, node: NodeId) -> &Node {
-        &self.nodes[node as usize]
+    pub(super) fn node(&self, node: NodeId) -> Node {
+        self.tree.node(node)
     }
 
     pub(super) fn key(&self, node: NodeId) -> BlockHash {
-        self.nodes[node as usize].key
+        self.tree.key(node)
     }
 
     pub(super) fn root(&self, node: NodeId) -> BlockHash {
-        self.nodes[self.nodes[node as usize].first as usize].empty_prefix()
+        self.tree.root(node)
     }
 
     /// The block of this name; where several have it, the one below `root`.
@@ -156,40 +155,40 @@ impl Blocks {
     }
 
     fn count_copy(&mut self, held: &mut Held<'_>, tier: Tier, id: NodeId) {
-        let node = &mut self.nodes[id as usize];
-        let before = *node;
-        let copies = node.copies_in(tier);
-        *copies = copies.saturating_add(1);
-        self.moved(held, id, &before);
+        let before = self.tree.copies(id);
+        let mut copies = before;
+        copies.add(tier);
+        self.tree.set_copies(id, copies);
+        self.moved(held, id, before);
     }
 
     /// Brings the index up to date with a block whose copies were others `before`.
-    fn moved(&mut self, held: &mut Held<'_>, id: NodeId, before: &Node) {
-        let node = self.nodes[id as usize];
+    fn moved(&mut self, held: &mut Held<'_>, id: NodeId, before: Copies) {
+        let copies = self.tree.copies(id);
         for reach in [Reach::Own, Reach::Any] {
             let Some(worker) = held.id(reach) else { continue };
-            let way = match (before.is_held(reach), node.is_held(reach)) {
+            let way = match (before.is_held(reach), copies.is_held(reach)) {
                 (false, true) => Way::Attach,
                 (true, false) => Way::Detach,
                 _ => continue,
             };
-            match (node.first_child(), way) {
-                (Some(_), _) => self.agenda.push(Step::Walk(Walk::new(way, reach, id))),
-                (None, Way::Attach) => {
+            match (self.tree.first_child(id), way) {
+                (NONE, Way::Attach) => {
                     self.attach(held, worker, id);
                 }
-                (None, Way::Detach) => held.index.drop_block(worker, node.key),
+                (NONE, Way::Detach) => held.index.drop_block(worker, self.key(id)),
+                _ => self.agenda.push(Step::Walk(Walk::new(way, reach, id))),
             }
         }
     }
 
     /// Puts a block into the index; false if that has no room for it, or lacks the one before it.
     pub(super) fn attach(&self, held: &mut Held<'_>, worker: WorkerId, id: NodeId) -> bool {
-        let node = self.node(id);
-        let parent = node.parent().map(|parent| self.key(parent));
-        let stored = held.index.store_block(worker, parent, node.key);
+        let (key, parent) = (self.key(id), self.tree.parent(id));
+        let parent = Some(parent).filter(|parent| *parent != NONE).map(|parent| self.key(parent));
+        let stored = held.index.store_block(worker, parent, key);
         if stored && self.groups.are_several() {
-            held.index.set_checkpoint(worker, node.key, self.groups.back(id));
+            held.index.set_checkpoint(worker, key, self.groups.back(id));
         }
         stored
     }
@@ -234,17 +233,17 @@ impl Blocks {
 
     fn reckon_named(&mut self, name: u64) {
         // By its field: the agenda is written meanwhile.
-        let (nodes, names) = (&self.nodes, &self.names);
-        for &node in names.iter_hash(spread(name)).filter(|node| nodes[**node as usize].name == name) {
+        let (tree, names) = (&self.tree, &self.names);
+        for &node in names.iter_hash(spread(name)).filter(|node| tree.name(**node) == name) {
             self.agenda.push(Step::Reckon(Walk::new(Way::Attach, Reach::Own, node)));
         }
     }
 
     /// One step of a walk over what another group's block has to do with.
     fn reckon(&mut self, held: &mut Held<'_>, walk: Walk) -> Option<Walk> {
-        let Some(id) = walk.comes_to() else { return walk.left(self.node(walk.at())) };
-        let node = self.nodes[id as usize];
-        let changed = self.groups.reckon(id, node.name, node.parent());
+        let Some(id) = walk.comes_to() else { return walk.left(&self.node(walk.at())) };
+        let node = self.node(id);
+        let changed = self.groups.reckon(id, self.tree.name(id), node.parent());
         if changed {
             for worker in [held.id(Reach::Own), held.id(Reach::Any)].into_iter().flatten() {
                 held.index.set_checkpoint(worker, node.key, self.groups.back(id));
@@ -260,9 +259,9 @@ impl Blocks {
         let first = self.agenda.len();
         let (mut known, mut alike) = (false, 0);
         // By its field: the agenda is written meanwhile.
-        let (nodes, names) = (&self.nodes, &self.names);
-        for &node in names.iter_hash(spread(name)).filter(|node| nodes[**node as usize].name == name) {
-            known |= nodes[node as usize].copies(tier) > 0;
+        let (tree, names) = (&self.tree, &self.names);
+        for &node in names.iter_hash(spread(name)).filter(|node| tree.name(**node) == name) {
+            known |= tree.copies(node).are_in(tier);
             self.agenda.push(Step::Remove { node, tier, left });
             alike += 1;
         }
@@ -302,18 +301,20 @@ impl Blocks {
     fn take_copy(&mut self, held: &mut Held<'_>, id: NodeId, tier: Tier, left: Option<u32>) {
         // An engine may even name two blocks of one prefix alike; the first may then have gone with the
         // second.
-        let Some(node) = self.nodes.get_mut(id as usize).filter(|node| node.is_known()) else { return };
-        let before = *node;
-        let copies = node.copies_in(tier);
-        let left = left.map(|left| u16::try_from(left).unwrap_or(u16::MAX));
-        *copies = left.unwrap_or(copies.saturating_sub(1));
+        if !self.tree.is_known(id) {
+            return;
+        }
+        let before = self.tree.copies(id);
+        let mut copies = before;
+        copies.take(tier, left);
+        self.tree.set_copies(id, copies);
         self.agenda.push(Step::Discard(id));
-        self.moved(held, id, &before);
+        self.moved(held, id, before);
     }
 
     fn count_tiers(&mut self, id: NodeId) {
-        let Some(node) = self.nodes.get(id as usize) else { return };
-        let is_root = node.parent == NONE && node.copies > 0;
+        let Some(node) = self.tree.get(id) else { return };
+        let is_root = node.parent == NONE && node.copies.is_held(Reach::Own);
         self.agenda.push(Step::CountTiers(id + 1));
         if is_root {
             self.agenda.push(Step::Walk(Walk::new(Way::Attach, Reach::Any, id)));
@@ -321,8 +322,8 @@ impl Blocks {
     }
 
     fn reckon_from(&mut self, id: NodeId) {
-        let Some(node) = self.nodes.get(id as usize) else { return };
-        let is_root = node.is_known() && node.parent == NONE;
+        let Some(node) = self.tree.get(id) else { return };
+        let is_root = self.tree.is_known(id) && node.parent == NONE;
         self.agenda.push(Step::ReckonAll(id + 1));
         if is_root {
             self.agenda.push(Step::Reckon(Walk::new(Way::Attach, Reach::Own, id)));
@@ -331,17 +332,17 @@ impl Blocks {
 
     /// All blocks of this name.
     fn named(&self, name: u64) -> impl Iterator<Item = NodeId> {
-        let same = move |node: &NodeId| self.nodes[*node as usize].name == name;
+        let same = move |node: &NodeId| self.tree.name(*node) == name;
         self.names.iter_hash(spread(name)).copied().filter(same)
     }
 
     /// Makes room for so many more blocks, which may move all of them: before the index is had, not
     /// meanwhile.
     pub(super) fn make_room(&mut self, more: usize) {
-        let more = more.min(self.max - (self.nodes.len() - self.free.len()));
-        self.nodes.reserve(more.saturating_sub(self.free.len()));
-        let nodes = &self.nodes;
-        self.names.reserve(more, |id| spread(nodes[*id as usize].name));
+        let more = more.min(self.max - self.tree.len());
+        self.tree.make_room(more);
+        let tree = &self.tree;
+        self.names.reserve(more, |id| spread(tree.name(*id)));
     }
 
     /// The same for blocks of the other groups.
@@ -350,29 +351,14 @@ impl Blocks {
     }
 
     fn add(&mut self, name: u64, parent: NodeId, key: BlockHash, root: BlockHash) -> Option<NodeId> {
-        if self.nodes.len() - self.free.len() >= self.max {
+        if self.tree.len() >= self.max {
             return None;
         }
-        let id = self.free.pop().unwrap_or(self.nodes.len() as NodeId);
-        let (first, siblings) = match self.nodes.get(parent as usize) {
-            Some(parent) => (parent.first, [NONE, parent.first_child]),
-            None => (id, [root.0 as NodeId, (root.0 >> 32) as NodeId]),
-        };
-        let node = Node { name, key, copies: 0, elsewhere: 0, first, parent, first_child: NONE, siblings };
-        match self.nodes.get_mut(id as usize) {
-            Some(place) => *place = node,
-            None => self.nodes.push(node),
-        }
-        let nodes = &mut self.nodes;
-        if parent != NONE {
-            if let Some(next) = nodes.get_mut(siblings[1] as usize) {
-                next.siblings[0] = id;
-            }
-            nodes[parent as usize].first_child = id;
-        }
-        self.names.insert_unique(spread(name), id, |id| spread(nodes[*id as usize].name));
+        let id = self.tree.add(name, key, parent, root);
+        let tree = &self.tree;
+        self.names.insert_unique(spread(name), id, |id| spread(tree.name(*id)));
         if self.groups.are_several() {
-            self.groups.reckon(id, name, self.nodes[id as usize].parent());
+            self.groups.reckon(id, name, Some(parent).filter(|parent| *parent != NONE));
         }
         Some(id)
     }
@@ -380,31 +366,19 @@ impl Blocks {
     /// Forgets a block without copies and without blocks behind it; those before it that were kept for it are
     /// next.
     fn discard(&mut self, id: NodeId) {
-        let node = self.nodes[id as usize];
-        if node.is_held(Reach::Any) || node.first_child != NONE {
+        if !self.tree.is_known(id)
+            || self.tree.copies(id).is_held(Reach::Any)
+            || self.tree.first_child(id) != NONE
+        {
             return;
         }
-        self.unlink(id, &node);
-        self.nodes[id as usize].first = NONE;
-        self.free.push(id);
-        if node.parent != NONE {
-            self.agenda.push(Step::Discard(node.parent));
-        }
-    }
-
-    fn unlink(&mut self, id: NodeId, node: &Node) {
-        if node.parent != NONE {
-            let [previous, next] = node.siblings;
-            if let Some(next) = self.nodes.get_mut(next as usize) {
-                next.siblings[0] = previous;
-            }
-            match self.nodes.get_mut(previous as usize) {
-                Some(previous) => previous.siblings[1] = next,
-                None => self.nodes[node.parent as usize].first_child = next,
-            }
-        }
-        if let Ok(entry) = self.names.find_entry(spread(node.name), |other| *other == id) {
+        let parent = self.tree.parent(id);
+        if let Ok(entry) = self.names.find_entry(spread(self.tree.name(id)), |other| *other == id) {
             entry.remove();
+        }
+        self.tree.remove(id);
+        if parent != NONE {
+            self.agenda.push(Step::Discard(parent));
         }
     }
 }

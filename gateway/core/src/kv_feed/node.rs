@@ -26,57 +26,57 @@ pub(super) enum Reach {
     Any,
 }
 
-/// As small as can be: a fleet's caches hold tens of millions of blocks.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Node {
-    pub(super) name: u64,
-    /// Its name in the index.
-    pub(super) key: BlockHash,
-    /// Copies the engine's own cache has, and other tiers.
-    pub(super) copies: u16,
-    pub(super) elsewhere: u16,
-    /// The prompt's first block, which stays while one behind it does: it knows the empty prefix that they
-    /// descend from.
-    pub(super) first: NodeId,
-    pub(super) parent: NodeId,
-    pub(super) first_child: NodeId,
-    /// The one before and the one after it among those behind `parent`; of a first block, which has none, its
-    /// empty prefix.
-    pub(super) siblings: [NodeId; 2],
+/// Copies of a block that the engine's own cache has, and other tiers. Of more than can be counted it is
+/// known that there are so many.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Copies {
+    pub(super) own: u16,
+    pub(super) elsewhere: u8,
 }
 
-const _: () = assert!(size_of::<Node>() == 40, "a block costs more than docs/figures.md says");
+/// A block, and what is before and behind it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Node {
+    /// Its name in the index.
+    pub(super) key: BlockHash,
+    pub(super) copies: Copies,
+    pub(super) parent: NodeId,
+    pub(super) first_child: NodeId,
+    pub(super) next_sibling: NodeId,
+}
+
+impl Copies {
+    pub(super) fn is_held(self, reach: Reach) -> bool {
+        self.own > 0 || (matches!(reach, Reach::Any) && self.elsewhere > 0)
+    }
+
+    pub(super) fn are_in(self, tier: Tier) -> bool {
+        match tier {
+            Tier::Own => self.own > 0,
+            Tier::Other => self.elsewhere > 0,
+        }
+    }
+
+    /// Counts one more in a tier.
+    pub(super) fn add(&mut self, tier: Tier) {
+        match tier {
+            Tier::Own => self.own = self.own.saturating_add(1),
+            Tier::Other => self.elsewhere = self.elsewhere.saturating_add(1),
+        }
+    }
+
+    /// Counts one less in a tier, or as many as are `left`.
+    pub(super) fn take(&mut self, tier: Tier, left: Option<u32>) {
+        match (tier, left) {
+            (Tier::Own, None) => self.own = self.own.saturating_sub(1),
+            (Tier::Other, None) => self.elsewhere = self.elsewhere.saturating_sub(1),
+            (Tier::Own, Some(left)) => self.own = left.try_into().unwrap_or(u16::MAX),
+            (Tier::Other, Some(left)) => self.elsewhere = left.try_into().unwrap_or(u8::MAX),
+        }
+    }
+}
 
 impl Node {
-    /// Of a first block.
-    pub(super) fn empty_prefix(&self) -> BlockHash {
-        let [low, high] = self.siblings;
-        BlockHash(u64::from(high) << 32 | u64::from(low))
-    }
-
-    /// Not one that was discarded.
-    pub(super) fn is_known(&self) -> bool {
-        self.first != NONE
-    }
-
-    pub(super) fn is_held(&self, reach: Reach) -> bool {
-        self.copies > 0 || (matches!(reach, Reach::Any) && self.elsewhere > 0)
-    }
-
-    pub(super) fn copies(&self, tier: Tier) -> u16 {
-        match tier {
-            Tier::Own => self.copies,
-            Tier::Other => self.elsewhere,
-        }
-    }
-
-    pub(super) fn copies_in(&mut self, tier: Tier) -> &mut u16 {
-        match tier {
-            Tier::Own => &mut self.copies,
-            Tier::Other => &mut self.elsewhere,
-        }
-    }
-
     /// The one before it.
     pub(super) fn parent(&self) -> Option<NodeId> {
         Some(self.parent).filter(|parent| *parent != NONE)
@@ -89,6 +89,26 @@ impl Node {
 
     /// The next of those behind the same parent; of a first block, none.
     pub(super) fn next_sibling(&self) -> Option<NodeId> {
-        Some(self.siblings[1]).filter(|next| self.parent != NONE && *next != NONE)
+        Some(self.next_sibling).filter(|next| *next != NONE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_are_counted_by_tier_as_far_as_they_can_be() {
+        let mut copies = Copies::default();
+        copies.add(Tier::Other);
+        assert!(copies.is_held(Reach::Any) && !copies.is_held(Reach::Own) && copies.are_in(Tier::Other));
+        (0..70_000).for_each(|_| copies.add(Tier::Own));
+        copies.take(Tier::Other, Some(1_000));
+        assert_eq!(copies, Copies { own: u16::MAX, elsewhere: u8::MAX });
+        copies.take(Tier::Own, Some(1));
+        copies.take(Tier::Own, None);
+        copies.take(Tier::Own, None);
+        copies.take(Tier::Other, Some(0));
+        assert_eq!(copies, Copies::default());
     }
 }

@@ -37,15 +37,15 @@ impl Walk {
         let node = blocks.node(self.at);
         if !self.leaves {
             let goes_on = match self.way {
-                Way::Attach => node.is_held(self.reach) && blocks.attach(held, worker, self.at),
+                Way::Attach => node.copies.is_held(self.reach) && blocks.attach(held, worker, self.at),
                 Way::Detach => held.index.holds(worker, node.key),
             };
-            return Some(self.entered(node, goes_on));
+            return Some(self.entered(&node, goes_on));
         }
         if self.way == Way::Detach {
             held.index.drop_block(worker, node.key);
         }
-        self.left(node)
+        self.left(&node)
     }
 
     /// The block that it has come to; `None` if it is done with that and those behind it.
