@@ -183,6 +183,7 @@ impl KvFeed {
                 prefix = extend(prefix, tokens, own_keys(event, extra(i), parent.is_none() && i == 0));
                 prefix
             }));
+            self.blocks.fetch(hashes.iter().map(EngineHash::short));
             let one = |blocks: &mut Blocks, _: &mut FeedStats, held: &mut Held<'_>, i: usize| {
                 if i == 0 {
                     held.index.fetch(&keys);

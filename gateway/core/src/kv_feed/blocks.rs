@@ -48,6 +48,8 @@ pub(super) struct Blocks {
     tree: Tree,
     /// All of them by name; several have the same where hashes do not cover the salt.
     names: HashTable<NodeId>,
+    /// Whether several had one name since nothing was known.
+    any_alike: bool,
     max: usize,
     /// What the other groups of a hybrid model have.
     groups: Groups,
@@ -80,12 +82,13 @@ impl Blocks {
     pub(super) fn new(max: usize) -> Self {
         let max = max.min(NONE as usize);
         let (tree, names) = (Tree::default(), HashTable::new());
-        Self { tree, names, max, groups: Groups::default(), agenda: Vec::new() }
+        Self { tree, names, any_alike: false, max, groups: Groups::default(), agenda: Vec::new() }
     }
 
     pub(super) fn clear(&mut self) {
         self.tree.clear();
         self.names.clear();
+        self.any_alike = false;
         self.groups.clear();
         self.agenda.clear();
     }
@@ -111,7 +114,12 @@ impl Blocks {
     /// The block of this name; where several have it, the one below `root`.
     pub(super) fn find_parent(&self, name: u64, root: Option<BlockHash>) -> Option<NodeId> {
         let below = |node: &NodeId| root.is_none_or(|root| self.root(*node) == root);
-        self.named(name).find(below)
+        if self.any_alike { self.named(name).find(below) } else { self.first_named(name).filter(below) }
+    }
+
+    /// Brings what leads to blocks of these names into the processor's cache, all at once.
+    pub(super) fn fetch(&self, names: impl Iterator<Item = u64>) {
+        std::hint::black_box(names.filter(|name| self.first_named(*name).is_some()).count());
     }
 
     /// Puts all that is known into the index's other half: from now on other tiers count.
@@ -142,8 +150,11 @@ impl Blocks {
         key: BlockHash,
         root: BlockHash,
     ) -> Option<NodeId> {
-        let mut alike = 0;
-        let same = self.named(name).inspect(|_| alike += 1).find(|node| self.key(*node) == key);
+        let (mut same, mut alike) = (self.first_named(name), 0);
+        if same.is_some_and(|first| self.key(first) != key) {
+            same = self.named(name).inspect(|_| alike += 1).find(|node| self.key(*node) == key);
+            self.any_alike = true;
+        }
         held.left = held.left.saturating_sub(alike);
         let node = match same {
             Some(node) => node,
@@ -256,6 +267,12 @@ impl Blocks {
     /// the name, each loses a copy: which one is meant is not said, and too little known is the better
     /// mistake.
     pub(super) fn remove(&mut self, held: &mut Held<'_>, tier: Tier, name: u64, left: Option<u32>) -> bool {
+        if !self.any_alike {
+            let Some(node) = self.first_named(name) else { return false };
+            let known = self.tree.copies(node).are_in(tier);
+            self.take_copy(held, node, tier, left);
+            return known;
+        }
         let first = self.agenda.len();
         let (mut known, mut alike) = (false, 0);
         // By its field: the agenda is written meanwhile.
@@ -308,8 +325,14 @@ impl Blocks {
         let mut copies = before;
         copies.take(tier, left);
         self.tree.set_copies(id, copies);
-        self.agenda.push(Step::Discard(id));
+        let steps = self.agenda.len();
         self.moved(held, id, before);
+        if self.agenda.len() == steps {
+            self.discard(id);
+        } else {
+            // Once those behind it are done.
+            self.agenda.insert(steps, Step::Discard(id));
+        }
     }
 
     fn count_tiers(&mut self, id: NodeId) {
@@ -328,6 +351,11 @@ impl Blocks {
         if is_root {
             self.agenda.push(Step::Reckon(Walk::new(Way::Attach, Reach::Own, id)));
         }
+    }
+
+    /// A block of this name: the only one, where no two are alike.
+    fn first_named(&self, name: u64) -> Option<NodeId> {
+        self.names.find(spread(name), |node| self.tree.name(*node) == name).copied()
     }
 
     /// All blocks of this name.
@@ -377,7 +405,7 @@ impl Blocks {
             entry.remove();
         }
         self.tree.remove(id);
-        if parent != NONE {
+        if parent != NONE && !self.tree.copies(parent).is_held(Reach::Any) {
             self.agenda.push(Step::Discard(parent));
         }
     }
