@@ -329,7 +329,14 @@ fn list<'a, T>(value: &'a [u8], read: fn(&'a [u8]) -> Option<T>) -> Option<Vec<T
 }
 
 fn hashes(value: &[u8]) -> Option<Vec<EngineHash>> {
-    list(value, hash)
+    let mut reader = Reader::new(value);
+    let Ok(Value::Array(len)) = reader.next() else { return None };
+    let mut hashes = Vec::with_capacity(len as usize);
+    for _ in 0..len {
+        let number = reader.quick_uint().map(EngineHash::Int);
+        hashes.push(if let Some(number) = number { number } else { hash(reader.whole().ok()?)? });
+    }
+    Some(hashes)
 }
 
 fn hash(value: &[u8]) -> Option<EngineHash> {

@@ -108,12 +108,19 @@ impl<'a> Reader<'a> {
         let start = self.rest;
         let mut outstanding = 1_u64;
         while outstanding > 0 {
-            outstanding -= 1;
-            let size = self.rest.first().map_or(0, |marker| SIZES[usize::from(*marker)]);
-            if let (1.., Some(rest)) = (size, self.rest.get(usize::from(size)..)) {
-                self.rest = rest;
-                continue;
+            // Values whose first bytes say their sizes, as nearly all do: nothing but adding these up.
+            let mut at = 0;
+            while outstanding > 0
+                && let Some(marker) = self.rest.get(at)
+                && let size @ 1.. = SIZES[usize::from(*marker)]
+            {
+                (at, outstanding) = (at + usize::from(size), outstanding - 1);
             }
+            self.rest = self.rest.get(at..).ok_or(NotMsgpack)?;
+            if outstanding == 0 {
+                break;
+            }
+            outstanding -= 1;
             match self.next()? {
                 Value::Array(len) => outstanding += u64::from(len),
                 Value::Map(len) => outstanding += 2 * u64::from(len),
