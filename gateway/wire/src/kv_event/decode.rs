@@ -352,15 +352,12 @@ fn hash(value: &[u8]) -> Option<EngineHash> {
 fn tokens(value: &[u8]) -> Option<(Vec<u32>, Option<u32>)> {
     let mut reader = Reader::new(value);
     let Value::Array(len) = reader.next().ok()? else { return None };
-    let mut ids = Vec::with_capacity(len as usize);
+    // It was read to its end before, so the length is true.
+    let mut ids = vec![0; len as usize];
+    let quick = reader.quick_ids(&mut ids);
+    ids.truncate(quick);
     let mut tail = None;
-    for i in 0..len {
-        if tail.is_none()
-            && let Some(id) = reader.quick_uint()
-        {
-            ids.push(u32::try_from(id).ok()?);
-            continue;
-        }
+    for i in quick as u32..len {
         match reader.next().ok()? {
             Value::Uint(id) if tail.is_none() => ids.push(u32::try_from(id).ok()?),
             Value::Array(2) if tail.is_some() || i == 0 => {

@@ -146,6 +146,26 @@ impl<'a> Reader<'a> {
         Some(value)
     }
 
+    /// Reads numbers into `ids`, as many as it has places and as long as [`Reader::quick_uint`] would read
+    /// them and they fit. Returns how many.
+    pub(super) fn quick_ids(&mut self, ids: &mut [u32]) -> usize {
+        let (mut at, mut read) = (0, 0);
+        for id in ids {
+            let Some((marker, behind)) = self.rest.get(at..).and_then(<[u8]>::split_first) else { break };
+            let Some(bytes) = behind.first_chunk() else { break };
+            let size = SIZES[usize::from(*marker)];
+            let value = match marker {
+                0x00..=0x7F => u64::from(*marker),
+                0xCC..=0xCF => u64::from_be_bytes(*bytes) >> (72 - 8 * size),
+                _ => break,
+            };
+            let Ok(value) = u32::try_from(value) else { break };
+            (*id, at, read) = (value, at + usize::from(size), read + 1);
+        }
+        self.rest = &self.rest[at..];
+        read
+    }
+
     fn bytes(&mut self, len: usize) -> Result<&'a [u8], NotMsgpack> {
         let (bytes, rest) = self.rest.split_at_checked(len).ok_or(NotMsgpack)?;
         self.rest = rest;
@@ -252,6 +272,19 @@ mod tests {
                 }
                 (None, _) => prop_assert_eq!(quick.rest, &bytes[..]),
             }
+            let (mut quick, mut ids) = (Reader::new(&bytes), [0; 3]);
+            let read = quick.quick_ids(&mut ids);
+            let mut slow = Reader::new(&bytes);
+            let expected = std::iter::from_fn(|| {
+                let before = slow;
+                let id = slow.quick_uint().and_then(|value| u32::try_from(value).ok());
+                if id.is_none() {
+                    slow = before;
+                }
+                id
+            });
+            prop_assert_eq!(&ids[..read], &expected.take(3).collect::<Vec<_>>()[..]);
+            prop_assert_eq!(quick.rest, slow.rest);
             let one_by_one = |mut reader: Reader<'_>| {
                 let mut outstanding = 1_u64;
                 while outstanding > 0 {
