@@ -1,17 +1,17 @@
 //! Who holds which block: slots, and the way to them. The table has all of them by their block, and knows no
 //! links: the first few holders of a block lie together under its hash, where a search finds them in one line
 //! or two. What more there are lie apart, under the hash and a group of workers' places: so no part of the
-//! table fills up with a block that all workers hold, and listing all of them takes a search for each group.
-//! One of those that lie together, the *first*, knows how many holders there are. Recency is the index's
-//! business.
+//! table fills up with a block that all workers hold. One holder, the *first*, lies together with others and
+//! is found by the block alone; it knows how many there are. The others are found by their place as well.
+//! Recency is the index's business.
 
 use keyway_wire::block_hash::BlockHash;
 
 use super::slab::{NIL, SLOT_BYTES, Slab, Slot};
 use super::table::Table;
 
-/// Holders of one block that lie together.
-const TOGETHER: u16 = 8;
+/// A block's holders beyond so many lie apart.
+pub(super) const TOGETHER: u16 = 8;
 /// Places of workers that make a group.
 const GROUP: u16 = 16;
 
@@ -19,8 +19,8 @@ const GROUP: u16 = 16;
 pub(super) struct Holders {
     table: Table,
     pub(super) slab: Slab,
-    /// Groups of places that ever held anything.
-    groups: u16,
+    /// One more than the last place that ever held anything.
+    places: u16,
     /// Residencies that were forgotten, modulo 2^32.
     removals: u32,
 }
@@ -31,8 +31,8 @@ pub(super) struct Vacancy {
     place: u16,
     /// The first of those that hold it; [`NIL`] if there is none.
     first: u32,
-    /// How many lie together.
-    together: u16,
+    /// How many hold it.
+    holders: u16,
     /// When that was so.
     removals: u32,
 }
@@ -43,7 +43,7 @@ impl Holders {
         // Slot 0 comes on top of what each residency takes.
         let slots = Table::slots_in(byte_budget.saturating_sub(SLOT_BYTES), SLOT_BYTES);
         let slots = slots.min(u32::MAX as usize - 1);
-        Self { table: Table::new(slots), slab: Slab::new(slots), groups: 0, removals: 0 }
+        Self { table: Table::new(slots), slab: Slab::new(slots), places: 0, removals: 0 }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -52,8 +52,10 @@ impl Holders {
 
     /// The slots that hold `hash`, in no particular order.
     pub(super) fn iter(&self, hash: BlockHash) -> impl Iterator<Item = u32> {
-        let all = self.count(hash);
-        self.together(hash).chain(self.apart_up_to(hash, self.groups)).take(all)
+        let first = self.first(hash);
+        let count = first.map_or(0, |first| self.slab[first].count());
+        let others = first.into_iter().flat_map(move |first| self.others(hash, first));
+        first.into_iter().chain(others).take(count)
     }
 
     /// How many workers hold `hash`.
@@ -69,29 +71,19 @@ impl Holders {
     /// [`Holders::find`], or what [`Holders::enter`] need not search for again.
     #[inline]
     pub(super) fn look(&self, hash: BlockHash, place: u16) -> Result<u32, Vacancy> {
-        let (mut first, mut all, mut together) = (NIL, 0, 0);
-        for slot in self.table.all(hash.0) {
-            let held = &self.slab[slot];
-            if held.hash != hash || held.is_apart() {
-                continue;
-            }
-            if held.worker == place {
-                return Ok(slot);
-            }
-            if held.holders > 0 {
-                (first, all) = (slot, held.holders);
-            }
-            together += 1;
-            if together == all {
-                break;
-            }
+        let Some(first) = self.first(hash) else {
+            return Err(Vacancy { hash, place, first: NIL, holders: 0, removals: self.removals });
+        };
+        let Slot { worker, holders, .. } = self.slab[first];
+        if worker == place {
+            return Ok(first);
         }
-        if together < all
-            && let Some(slot) = self.apart(hash, place / GROUP).find(|slot| self.slab[*slot].worker == place)
+        if holders > 1
+            && let Some(slot) = self.together(hash, place).or_else(|| self.apart(hash, place))
         {
             return Ok(slot);
         }
-        Err(Vacancy { hash, place, first, together, removals: self.removals })
+        Err(Vacancy { hash, place, first, holders, removals: self.removals })
     }
 
     /// Enters a residency. There must be room, and the worker must not hold the block yet.
@@ -104,59 +96,59 @@ impl Holders {
     /// Enters a residency where there was none. There must be room.
     #[inline]
     pub(super) fn enter(&mut self, vacancy: Vacancy, stamp: u32) -> u32 {
-        let Vacancy { hash, place, mut first, mut together, removals } = vacancy;
+        let Vacancy { hash, place, mut first, mut holders, removals } = vacancy;
         if removals != self.removals
             && let Err(now) = self.look(hash, place)
         {
-            (first, together) = (now.first, now.together);
+            (first, holders) = (now.first, now.holders);
         }
-        self.groups = self.groups.max(place / GROUP + 1);
+        self.places = self.places.max(place + 1);
         let slot = self.slab.take(hash, place, stamp);
         if first == NIL {
             self.slab[slot].holders = 1;
-        } else {
-            self.slab[first].holders += 1;
+            self.table.insert(hash.0, hash.0, slot);
+            return slot;
         }
-        if together < TOGETHER {
-            self.table.insert(hash.0, slot);
+        self.slab[first].holders += 1;
+        if holders < TOGETHER {
+            self.table.insert(hash.0, of_place(hash, place), slot);
         } else {
             self.slab[slot].holders = Slot::APART;
-            self.table.insert(apart(hash, place / GROUP), slot);
+            self.table.insert(of_group(hash, place), of_place(hash, place), slot);
         }
         slot
     }
 
     /// Forgets a residency that is on no recency list any more.
     pub(super) fn remove(&mut self, slot: u32) {
-        let Slot { hash, worker, .. } = self.slab[slot];
-        let count = self.slab[slot].count();
-        if self.slab[slot].is_apart() {
-            self.table.remove(apart(hash, worker / GROUP), slot);
-        } else {
-            self.table.remove(hash.0, slot);
-        }
-        if count == 0 {
-            if let Some(first) = self.first(hash) {
-                self.slab[first].holders -= 1;
+        let Slot { hash, .. } = self.slab[slot];
+        match self.slab[slot].count() {
+            0 => {
+                self.unlist(slot);
+                if let Some(first) = self.first(hash) {
+                    self.slab[first].holders -= 1;
+                }
             }
-        } else if count > 1 {
-            self.promote(hash, count - 1);
+            1 => self.table.remove(hash.0, hash.0, slot),
+            count => {
+                let next = self.others(hash, slot).next();
+                self.table.remove(hash.0, hash.0, slot);
+                if let Some(next) = next {
+                    self.unlist(next);
+                    self.slab[next].holders = count as u16 - 1;
+                    self.table.insert(hash.0, hash.0, next);
+                }
+            }
         }
         self.slab.give(slot);
         self.removals = self.removals.wrapping_add(1);
     }
 
-    /// Makes another one of so many holders the first.
-    fn promote(&mut self, hash: BlockHash, count: usize) {
-        let together = self.together(hash).next();
-        let next = together.or_else(|| self.apart_up_to(hash, self.groups).next());
-        let Some(next) = next else { return };
-        if together.is_none() {
-            let group = self.slab[next].worker / GROUP;
-            self.table.remove(apart(hash, group), next);
-            self.table.insert(hash.0, next);
-        }
-        self.slab[next].holders = count as u16;
+    /// Takes a holder that is not the first out of the table.
+    fn unlist(&mut self, slot: u32) {
+        let Slot { hash, worker, .. } = self.slab[slot];
+        let key = if self.slab[slot].is_apart() { of_group(hash, worker) } else { hash.0 };
+        self.table.remove(key, of_place(hash, worker), slot);
     }
 
     /// Brings what leads to these blocks into the processor's cache.
@@ -171,42 +163,53 @@ impl Holders {
         std::hint::black_box(hashes.fold(0, |all, hash| all ^ holders(hash)));
     }
 
-    fn first(&self, hash: BlockHash) -> Option<u32> {
-        self.together(hash).find(|slot| self.slab[*slot].count() > 0)
-    }
-
-    /// The holders that lie together.
     #[inline]
-    fn together(&self, hash: BlockHash) -> impl Iterator<Item = u32> {
-        let is_one = move |slot: &u32| {
+    fn first(&self, hash: BlockHash) -> Option<u32> {
+        let is_first = |slot: &u32| {
             let held = &self.slab[*slot];
-            held.hash == hash && !held.is_apart()
+            held.hash == hash && held.count() > 0
         };
-        self.table.all(hash.0).filter(is_one)
+        self.table.tagged(hash.0, hash.0).find(is_first)
     }
 
-    /// The holders of a group that lie apart, and maybe some of another one's.
-    fn apart(&self, hash: BlockHash, group: u16) -> impl Iterator<Item = u32> {
-        let is_one = move |slot: &u32| {
-            let held = &self.slab[*slot];
-            held.hash == hash && held.is_apart()
-        };
-        self.table.all(apart(hash, group)).filter(is_one)
+    /// The holder at this place, if it is one that lies together with the first.
+    fn together(&self, hash: BlockHash, place: u16) -> Option<u32> {
+        self.table.tagged(hash.0, of_place(hash, place)).find(|slot| self.is_at(*slot, hash, place))
     }
 
-    /// The holders of the first so many groups that lie apart.
-    fn apart_up_to(&self, hash: BlockHash, groups: u16) -> impl Iterator<Item = u32> {
-        (0..groups).flat_map(move |group| {
-            let of_group = move |slot: &u32| self.slab[*slot].worker / GROUP == group;
-            self.apart(hash, group).filter(of_group)
-        })
+    /// The same, if it lies apart.
+    fn apart(&self, hash: BlockHash, place: u16) -> Option<u32> {
+        let slots = self.table.tagged(of_group(hash, place), of_place(hash, place));
+        slots.into_iter().find(|slot| self.is_at(*slot, hash, place))
+    }
+
+    fn is_at(&self, slot: u32, hash: BlockHash, place: u16) -> bool {
+        let held = &self.slab[slot];
+        held.hash == hash && held.worker == place
+    }
+
+    /// All holders but the first: those that lie together with it, then those that lie apart.
+    fn others(&self, hash: BlockHash, first: u32) -> impl Iterator<Item = u32> {
+        let together = self.table.all(hash.0).filter(move |slot| {
+            let held = &self.slab[*slot];
+            held.hash == hash && !held.is_apart() && *slot != first
+        });
+        // From its place on: when workers leave one after the other, the next one is near.
+        let start = self.slab[first].worker;
+        let apart = (start..self.places).chain(0..start).filter_map(move |place| self.apart(hash, place));
+        together.chain(apart.filter(|slot| self.slab[*slot].is_apart()))
     }
 }
 
-/// The table's key of holders in one group of places that lie apart.
-fn apart(hash: BlockHash, group: u16) -> u64 {
+/// The table's key of holders that lie apart: of one block, and one group of places.
+fn of_group(hash: BlockHash, place: u16) -> u64 {
     // An odd factor: groups differ in the low bits, where a key belongs is said by all.
-    hash.0.rotate_left(32) ^ (u64::from(group) + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93)
+    hash.0.rotate_left(32) ^ (u64::from(place / GROUP) + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93)
+}
+
+/// What the tag of a holder is made of that is not the first.
+fn of_place(hash: BlockHash, place: u16) -> u64 {
+    hash.0 ^ (u64::from(place) + 1).wrapping_mul(0xF135_7AEA_2E62_A9C5)
 }
 
 #[cfg(test)]

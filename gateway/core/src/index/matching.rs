@@ -5,7 +5,12 @@
 use keyway_wire::block_hash::BlockHash;
 use smallvec::{SmallVec, smallvec};
 
+use super::holders::TOGETHER;
 use super::{PrefixIndex, WorkerId};
+
+/// A group with no more than this share of all workers is asked one by one who holds a block: listing its
+/// holders asks about every worker.
+const LISTED_SHARE: usize = 4;
 
 /// A worker that holds the beginning of a chain.
 #[derive(Clone, Copy)]
@@ -117,9 +122,11 @@ impl PrefixIndex {
     }
 
     /// Puts those of the group that do not hold the block in front; says how many they are. The block's
-    /// `count` holders are listed if they are few, else each of the group is searched for.
+    /// `count` holders are listed if they are few enough to lie together, or the group is large; else each of
+    /// the group is searched for.
     fn split(&self, block: BlockHash, count: usize, group: &mut [Found]) -> usize {
-        if count > group.len() {
+        let is_listed = count <= usize::from(TOGETHER) || group.len() > self.workers.places() / LISTED_SHARE;
+        if count > group.len() || !is_listed {
             return partition(group, |found| self.held.find(block, found.place).is_some());
         }
         let mut holders = PlaceSet::new(self.workers.places());

@@ -1,7 +1,7 @@
 //! The map from a 64-bit key to its slots, in one allocation of fixed size. It keeps no keys: the caller
-//! tells slots of one key from those of others that seem to have it.
+//! tells slots of one key from those of others that seem to have it, and says by which tag each is found.
 //!
-//! A line of the processor's cache has room for twelve slots and a byte of each one's key, its *tag*: so
+//! A line of the processor's cache has room for twelve slots and a byte for each, its *tag*: so
 //! nearly all searches touch one line and, by the tags, no slot of another key. What finds its line full goes
 //! on to the next one, and each line counts what has passed it, so that a search knows where to end and
 //! nothing has to move when a slot goes. (Compare F14 of github `facebook/folly`, `container/detail`.)
@@ -58,9 +58,9 @@ impl Table {
         self.lines.len() * LINE_BYTES
     }
 
-    /// One more slot of `key`. There must be room.
-    pub(super) fn insert(&mut self, key: u64, slot: u32) {
-        let Some(home) = self.home(key) else { return };
+    /// One more slot of `key`, by this tag. There must be room.
+    pub(super) fn insert(&mut self, key: u64, tag: u64, slot: u32) {
+        let Some(home) = self.home(key, tag) else { return };
         let mut at = home.line;
         for _ in 0..self.lines.len() {
             let line = self.lines.get_mut(at);
@@ -74,9 +74,9 @@ impl Table {
         }
     }
 
-    /// Forgets a slot of `key`.
-    pub(super) fn remove(&mut self, key: u64, slot: u32) {
-        let Some(home) = self.home(key) else { return };
+    /// Forgets a slot of `key` with this tag.
+    pub(super) fn remove(&mut self, key: u64, tag: u64, slot: u32) {
+        let Some(home) = self.home(key, tag) else { return };
         let Some((found, way)) = self.find(home, slot) else { return };
         self.lines.get_mut(found)[way] = 0;
         let mut at = home.line;
@@ -93,25 +93,35 @@ impl Table {
     /// Brings the lines of several keys into the processor's cache: it fetches them side by side, where
     /// searches one after the other would each wait for memory.
     pub(super) fn fetch(&self, keys: impl Iterator<Item = u64>) {
-        let tag = |key: u64| self.home(key).map_or(0, |home| self.lines.get(home.line)[0]);
+        let tag = |key: u64| self.home(key, 0).map_or(0, |home| self.lines.get(home.line)[0]);
         std::hint::black_box(keys.fold(0, |all, key| all ^ tag(key)));
     }
 
     /// The slot that `key` most likely has, of its own line alone; 0 if none there seems to be.
     pub(super) fn at_home(&self, key: u64) -> u32 {
-        let Some(home) = self.home(key) else { return 0 };
+        let Some(home) = self.home(key, key) else { return 0 };
         let line = self.lines.get(home.line);
         Ways::with(line, home.tag).next().map_or(0, |way| slot(line, way))
     }
 
-    /// The slots of `key`, and maybe some of others.
+    /// The slots of `key` with this tag, and maybe some of others.
     #[inline]
-    pub(super) fn all(&self, key: u64) -> All<'_> {
-        let Some(home) = self.home(key) else {
-            return All { table: self, ways: Ways(0), line: 0, tag: 0, left: 0 };
+    pub(super) fn tagged(&self, key: u64, tag: u64) -> Slots<'_> {
+        self.slots(self.home(key, tag), |home| Some(home.tag))
+    }
+
+    /// All slots of `key`, and some of others.
+    pub(super) fn all(&self, key: u64) -> Slots<'_> {
+        self.slots(self.home(key, 0), |_| None)
+    }
+
+    #[inline]
+    fn slots(&self, home: Option<Home>, tag: impl Fn(Home) -> Option<u8>) -> Slots<'_> {
+        let Some(home) = home else {
+            return Slots { table: self, ways: Ways(0), line: 0, tag: None, left: 0 };
         };
-        let ways = Ways::with(self.lines.get(home.line), home.tag);
-        All { table: self, ways, line: home.line, tag: home.tag, left: self.lines.len() }
+        let ways = Ways::of(self.lines.get(home.line), tag(home));
+        Slots { table: self, ways, line: home.line, tag: tag(home), left: self.lines.len() }
     }
 
     /// Where this slot is.
@@ -132,11 +142,10 @@ impl Table {
 
     /// Multiply and shift: any number of lines works, not only powers of two. `None` without any.
     #[inline]
-    fn home(&self, key: u64) -> Option<Home> {
-        let spread = key.wrapping_mul(SPREAD);
-        let line = ((u128::from(spread) * self.lines.len() as u128) >> 64) as usize;
+    fn home(&self, key: u64, tag: u64) -> Option<Home> {
+        let line = ((u128::from(key.wrapping_mul(SPREAD)) * self.lines.len() as u128) >> 64) as usize;
         // By bits that say nothing yet of the line: those have the greatest weight.
-        let tag = (spread >> 16) as u8;
+        let tag = (tag.wrapping_mul(SPREAD) >> 16) as u8;
         (!self.lines.is_empty()).then_some(Home { line, tag: tag.max(1) })
     }
 
@@ -145,17 +154,18 @@ impl Table {
     }
 }
 
-/// What [`Table::all`] finds, line by line.
-pub(super) struct All<'a> {
+/// What a search finds, line by line.
+pub(super) struct Slots<'a> {
     table: &'a Table,
     ways: Ways,
     line: usize,
-    tag: u8,
+    /// None: it may be any.
+    tag: Option<u8>,
     /// Lines that were not looked at yet, this one among them.
     left: usize,
 }
 
-impl Iterator for All<'_> {
+impl Iterator for Slots<'_> {
     type Item = u32;
 
     #[inline]
@@ -169,7 +179,7 @@ impl Iterator for All<'_> {
             }
             self.left -= 1;
             self.line = self.table.after(self.line);
-            self.ways = Ways::with(self.table.lines.get(self.line), self.tag);
+            self.ways = Ways::of(self.table.lines.get(self.line), self.tag);
         }
     }
 }
@@ -187,6 +197,15 @@ impl Ways {
         let differ = u128::from_le_bytes(tags[0]) ^ (u128::MAX / 255 * u128::from(tag));
         // A byte's top bit stays free of the others' sum exactly where all of it is 0.
         Self(!(((differ & Self::LOW) + Self::LOW) | differ | Self::LOW) & Self::ALL)
+    }
+
+    /// The places with this tag; without one, all that are taken.
+    #[inline]
+    fn of(line: &Line, tag: Option<u8>) -> Self {
+        match tag {
+            Some(tag) => Self::with(line, tag),
+            None => Self(!Self::with(line, 0).0 & (Self::ALL & !Self::LOW)),
+        }
     }
 }
 
@@ -239,9 +258,9 @@ mod tests {
             for (slot, insert) in ops {
                 let slot = slot + 1;
                 if insert && model.len() < slots && model.insert(slot) {
-                    table.insert(key_of(slot), slot);
+                    table.insert(key_of(slot), slot.into(), slot);
                 } else if !insert {
-                    table.remove(key_of(slot), slot);
+                    table.remove(key_of(slot), slot.into(), slot);
                     model.remove(&slot);
                 }
                 for key in (1..=6).map(key_of) {
@@ -250,10 +269,14 @@ mod tests {
                     let expected = model.iter().copied().filter(|slot| key_of(*slot) == key);
                     prop_assert_eq!(of_key, expected.collect::<Vec<_>>());
                 }
+                for slot in 1..=60 {
+                    let found = table.tagged(key_of(slot), slot.into()).any(|found| found == slot);
+                    prop_assert_eq!(found, model.contains(&slot));
+                }
             }
             // Once all is gone, no search goes past its own line.
             for slot in 1..=60 {
-                table.remove(key_of(slot), slot);
+                table.remove(key_of(slot), slot.into(), slot);
             }
             prop_assert!((0..table.lines.len()).all(|at| passed(table.lines.get(at)) == 0));
         }
@@ -269,8 +292,8 @@ mod tests {
     #[test]
     fn a_table_of_nothing_finds_nothing() {
         let mut table = Table::new(0);
-        table.insert(1, 1);
-        table.remove(1, 1);
+        table.insert(1, 1, 1);
+        table.remove(1, 1, 1);
         assert_eq!((table.all(1).next(), table.bytes(), table.at_home(1)), (None, 0, 0));
     }
 
@@ -279,10 +302,10 @@ mod tests {
         let slots = 100_000;
         let mut table = Table::new(slots);
         let key = |slot: u32| u64::from(slot).wrapping_mul(0xD6E8_FEB8_6659_FD93).rotate_left(29);
-        (1..=slots as u32).for_each(|slot| table.insert(key(slot), slot));
-        assert!((1..=slots as u32).all(|slot| table.all(key(slot)).any(|found| found == slot)));
+        (1..=slots as u32).for_each(|slot| table.insert(key(slot), key(slot), slot));
+        assert!((1..=slots as u32).all(|slot| table.tagged(key(slot), key(slot)).any(|found| found == slot)));
         let home = (1..=slots as u32).filter(|slot| {
-            let home = table.home(key(*slot)).unwrap();
+            let home = table.home(key(*slot), key(*slot)).unwrap();
             Ways::with(table.lines.get(home.line), home.tag)
                 .any(|way| super::slot(table.lines.get(home.line), way) == *slot)
         });
