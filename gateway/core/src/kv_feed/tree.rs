@@ -182,13 +182,12 @@ impl Tree {
         self.free.push(id);
     }
 
-    /// A block that followed its parent has links of its own from now on.
+    /// A block that followed its parent has links of its own from now on; the caller says the parent so.
     fn unfollow(&mut self, id: NodeId) {
         if self.entries[id as usize].has(FOLLOWS) {
             self.entries[id as usize].bits &= !FOLLOWS;
             let links = self.links_mut(id);
             (links.parent, links.siblings) = (id - 1, [NONE, NONE]);
-            self.links_mut(id - 1).first_child = id;
         }
     }
 
