@@ -26,11 +26,17 @@ use keyway_core::{
     waiting_room::{Ahead, CandidateSet, OwnerWord, Quote, RoomRules, WaitingRoom, WorkerChooser},
     working_sets::{HeldTurn, Left, SetRules, WorkingSets},
 };
+use keyway_wire::block_hash::BlockHash;
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use tokio::sync::{Notify, oneshot};
 
-use super::{Choice, Router, Rules, Setting, Ticket, legs::keep_no_kv, setting::Few, ticket::Sending};
+use super::{
+    Choice, Router, Rules, Setting, Ticket,
+    legs::keep_no_kv,
+    setting::Few,
+    ticket::{Coming, Sending},
+};
 use crate::{
     api::Api,
     clock,
@@ -385,14 +391,23 @@ impl WorkerChooser<Waiting> for Counter<'_> {
         *stale = worker.standing.refuses_something();
         let view = setting.view_at(chosen);
         self.index.used(self.now, &setting.request_view(), &candidates, pick.uncached_tokens);
-        let placement = self.index.place_of(held.index_owner, candidates[pick.index].worker, &view.chain);
+        let (owner, indexed) = (held.index_owner, candidates[pick.index].worker);
+        // What another worker computes is not there yet.
+        let coming = splits.then(|| Coming {
+            owner,
+            worker: indexed,
+            chain: Arc::clone(&view.chain),
+            block_tokens: view.block_tokens,
+        });
+        let chain: &[BlockHash] = if splits { &[] } else { &view.chain };
+        let placement = self.index.place_of(owner, indexed, chain);
         let pull = if splits { None } else { Router::pull_of(setting, &candidates, pick.index, worker_of) };
         // What another worker has, this one has not announced.
         let fetched = match &pull {
             None => setting.request_view().fetched_tokens(&candidates[pick.index]) as f64,
             Some(_) => 0.0,
         };
-        let announced = (view.chain.len() - placement.added()) as f64 * view.block_tokens + fetched;
+        let announced = (chain.len() - placement.added()) as f64 * view.block_tokens + fetched;
         // The load counts before the locks open, so that two requests of a burst never see the same queue.
         let sending = Sending {
             at: self.now,
@@ -404,7 +419,8 @@ impl WorkerChooser<Waiting> for Counter<'_> {
         let ticket = Ticket::start(Arc::clone(router), Arc::clone(&worker), placement, sending)
             .announced(announced as u64)
             .pulling(pull.as_ref())
-            .telling(held.index_owner, &view.chain)
+            .telling(owner, chain)
+            .placing_later(coming)
             .in_session(held.next_turn().filter(|_| self.pauses));
         // From here on it is dropped after the locks are open, whatever happens: it takes them itself.
         if ways.is_some() || pull.is_some() {

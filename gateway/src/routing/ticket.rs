@@ -26,6 +26,8 @@ pub struct Ticket {
     pub(super) router: Arc<Router>,
     pub(super) worker: Arc<Worker>,
     placement: Option<Placement>,
+    /// What is placed once its KV is on its way here, if another worker computes it.
+    coming: Option<Coming>,
     /// As other gateways were told of it, until they are told what became of it.
     told: Option<Told>,
     pub(super) sent: Duration,
@@ -53,6 +55,18 @@ pub struct Ticket {
     pull: Option<Pull>,
     /// Whether the worker has begun to answer.
     began: bool,
+}
+
+/// A prompt whose KV is to come from another worker. Until that has computed it, the worker that answers has
+/// nothing of it: if its blocks counted as there, the next prompt behind the same prefix would be sent to it
+/// alone, and be computed there from its first token on, before all that waits.
+#[derive(Debug)]
+pub(super) struct Coming {
+    pub(super) owner: Owner,
+    /// The worker, as the index names it for these blocks.
+    pub(super) worker: WorkerId,
+    pub(super) chain: Arc<Vec<BlockHash>>,
+    pub(super) block_tokens: f64,
 }
 
 /// A prompt that another worker has computed.
@@ -105,6 +119,7 @@ impl Ticket {
             trip: worker.gate().begin(),
             worker,
             placement: Some(placement),
+            coming: None,
             told: None,
             uncached_tokens,
             tokens_before_first: 0,
@@ -124,9 +139,26 @@ impl Ticket {
         ticket
     }
 
+    /// Places the prompt's blocks here once their KV comes, or is computed here after all.
+    pub(super) fn placing_later(mut self: Box<Self>, coming: Option<Coming>) -> Box<Self> {
+        self.coming = coming;
+        self
+    }
+
+    fn place(&mut self) {
+        let Some(Coming { owner, worker, chain, block_tokens }) = self.coming.take() else { return };
+        let placement = self.router.index.settled().place_of(owner, worker, &chain);
+        self.announced = ((chain.len() - placement.added()) as f64 * block_tokens) as u64;
+        if let Some(telling) = &self.router.telling {
+            self.told = telling.placed(self.router.now(), owner, &chain, &placement);
+        }
+        self.placement = Some(placement);
+    }
+
     /// The worker computes the prompt itself, which waits there from now on.
     pub fn computes_here(&mut self, now: Duration) {
         self.come_from_elsewhere();
+        self.place();
         let (worker, tokens) = (&self.worker, self.uncached_tokens);
         let speed = worker.rate.lock().tokens_per_second();
         self.tokens_before_first = worker.load.tokens_left(now, speed) + tokens;
@@ -166,7 +198,9 @@ impl Ticket {
 
     /// Tells other gateways, if there are any, that this chain of `owner`'s was placed.
     pub(super) fn telling(mut self: Box<Self>, owner: Owner, chain: &[BlockHash]) -> Box<Self> {
-        if let (Some(telling), Some(placement)) = (&self.router.telling, &self.placement) {
+        if let (Some(telling), Some(placement), false) =
+            (&self.router.telling, &self.placement, chain.is_empty())
+        {
             self.told = telling.placed(self.sent, owner, chain, placement);
         }
         self
@@ -193,6 +227,7 @@ impl Ticket {
     /// Another worker has computed the prompt, of which it found so many tokens cached; this one is asked
     /// now.
     pub fn hand_over(&mut self, from: WorkerId, cached_tokens: u64, now: Duration) {
+        self.place();
         let speed = self.worker.rate.lock().tokens_per_second();
         let queued = self.worker.load.tokens_left(now, speed) as f64;
         let queue_ms = speed.map_or(0.0, |tokens_per_s| queued / tokens_per_s * 1e3);

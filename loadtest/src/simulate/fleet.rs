@@ -437,10 +437,9 @@ impl<'a> Run<'a> {
         if let Some(placement) = flight.placement {
             gateway.withdraw(at, placement, flight.told);
         }
-        if let Some(Answering { worker, placement: (placement, told), .. }) = arrival.answering.take() {
+        if let Some(Answering { worker, .. }) = arrival.answering.take() {
             gateway.comes_from_elsewhere(worker);
             gateway.gave_up(worker, at, None, arrival.prompt_tokens);
-            gateway.withdraw(at, placement, told);
         }
         self.refuse(at, flight.gateway, &arrival);
     }

@@ -125,7 +125,7 @@ impl Arrival {
         }
     }
 
-    fn index_chain(&self) -> &[BlockHash] {
+    pub(super) fn index_chain(&self) -> &[BlockHash] {
         self.index_chain.as_deref().unwrap_or(&self.chain)
     }
 }
@@ -254,13 +254,14 @@ impl WorkerChooser<Arrival> for Clerk<'_, '_> {
         let view = arrival.view(self.run.setup);
         let gateway = &mut self.run.gateways[self.gateway];
         gateway.index.used(Duration::from_nanos(self.at), &view, &candidates, uncached_tokens);
-        let placement = gateway.place(self.at, worker, view.chain);
+        // What another worker computes is placed once its KV comes.
+        let placement = gateway.place(self.at, worker, if splits { &[] } else { view.chain });
         if !is_first_leg {
             self.session_goes_on(&arrival, index, uncached_tokens);
         }
         if splits {
             self.run.gateways[self.gateway].sent_handed(worker, self.at, arrival.prompt_tokens);
-            arrival.answering = Some(Answering { worker, placement, uncached: uncached_tokens });
+            arrival.answering = Some(Answering { worker, uncached: uncached_tokens });
             self.run.first_legs.push((self.at, self.gateway, arrival));
         } else if let Some(from) = pulls {
             let pair = (from.0 as usize, worker);

@@ -30,7 +30,6 @@ pub(super) struct Legs {
 #[derive(Debug)]
 pub(super) struct Answering {
     pub(super) worker: usize,
-    pub(super) placement: (Placement, Option<Told>),
     /// Prompt tokens that it was expected to fetch.
     pub(super) uncached: u64,
 }
@@ -86,11 +85,12 @@ impl Run<'_> {
     /// A worker has computed a prompt for another, which fetches the KV that it lacks.
     fn hand_over(&mut self, computed: Computed) {
         let Computed { at, gateway, from, mut arrival, cached_tokens } = computed;
-        let Some(Answering { worker: to, placement, uncached }) = arrival.answering.take() else { return };
+        let Some(Answering { worker: to, uncached }) = arrival.answering.take() else { return };
         let lacks = arrival.prompt_tokens.saturating_sub(self.held(to, &arrival));
         let queue_ms = self.gateways[gateway].queue_ms(to, at);
         let leg = Leg::Handed { from, cached_tokens, uncached, at, queue_ms };
-        let (placement, told) = (Some(placement.0), placement.1);
+        let (placement, told) = self.gateways[gateway].place(at, to, arrival.index_chain());
+        let placement = Some(placement);
         let flight = Flight { gateway, sent: at, placement, told, leg, ..Flight::default() };
         let fetched_tokens = arrival.prompt_tokens as u32;
         self.outcome.split += 1;

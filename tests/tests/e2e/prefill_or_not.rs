@@ -69,6 +69,40 @@ async fn a_worker_computes_what_it_answers_until_its_answers_would_stand_still()
     }
 }
 
+/// The worker that answers has nothing of a prompt until its KV comes. What goes on from that prompt would be
+/// computed there whole, in front of all that waits.
+#[tokio::test]
+async fn what_goes_on_from_a_prompt_on_its_way_is_computed_where_that_is() {
+    let fleet = Fleet::splitting("auto", 1, 1).await;
+    let mut under_way = Vec::new();
+    let first = loop {
+        let question = format!("{}?", under_way.len());
+        if ways(&fleet, &question).await["chosen"] == "split" {
+            break long(&question);
+        }
+        under_way.push(here(&fleet, &question).await);
+        assert!(under_way.len() < 20);
+    };
+    let (mut clients, mut calls) = (Vec::new(), Vec::new());
+    for prompt in [first.clone(), format!("{first} And then?")] {
+        clients.push(fleet.ask(&chat_stream(&prompt)).await);
+        calls.push(fleet.prefill[0].call().await);
+    }
+    assert_eq!(fleet.decode[0].request_count(), under_way.len(), "it has nothing to fetch yet");
+    for call in calls {
+        keep(call, "p", 0).await;
+        let mut call = fleet.decode[0].call().await;
+        call.begin_stream().await;
+        call.done().await;
+    }
+    for mut client in clients {
+        assert_eq!(client.head().await.status(), 200);
+    }
+    for (_, call) in under_way {
+        call.done().await;
+    }
+}
+
 #[tokio::test]
 async fn never_is_never() {
     let fleet = Fleet::splitting("never", 1, 1).await;
