@@ -12,7 +12,7 @@ use keyway_core::{index::WorkerId, pick::Pick};
 
 use crate::{
     access::{
-        admission::Admission,
+        admission::{Admission, Permit},
         tenants::{self, Estimate, Used, Visit},
     },
     api::Api,
@@ -187,10 +187,7 @@ impl Dispatch {
         }
         if stored_state::concerns(&parts, info) {
             if let Some(list) = Box::pin(self.list(&parts, record)).await {
-                return list.map(|mut response| {
-                    response.body_mut().hold_permit(permit);
-                    response
-                });
+                return list.map(|response| holding(response, permit));
             }
             info.owner = Box::pin(self.owner(&parts, info, record)).await?;
         }
@@ -216,9 +213,8 @@ impl Dispatch {
         // In a box: what few answers need.
         let error = engine_error::due(&response, &asked.parts.method, asked.parts.uri.path());
         let is_told = way.is_some() || error.is_some() || response.extensions().get::<FromTwo>().is_some();
-        let mut response = if is_told { Box::pin(told(response, way, error)).await? } else { response };
-        response.body_mut().hold_permit(permit);
-        Ok(response)
+        let response = if is_told { Box::pin(told(response, way, error)).await? } else { response };
+        Ok(holding(response, permit))
     }
 
     /// A request has been read that was begun then; the time now.
@@ -384,6 +380,13 @@ async fn of_tenant(
         (info.share, info.index_owner) = (visit.share(), visit.index_owner());
     }
     Ok(())
+}
+
+/// The answer, which holds the request's place in the gateway from now on.
+#[inline]
+fn holding(mut response: Response, permit: Permit) -> Response {
+    response.body_mut().hold_permit(permit);
+    response
 }
 
 /// What the client is told: of an answer whose prompt another worker computed, one usage; of a request that

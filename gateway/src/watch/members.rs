@@ -142,6 +142,9 @@ impl Members {
             tracing::info!(worker = %worker.name, blocks = known, "its cache is remembered from a snapshot");
         }
         worker.origin().count_races(self.metrics.races.with_label_values(&[&worker.name]));
+        // Listed before anything watches it: what is found at once is found of a member.
+        let member = Member { worker: Arc::clone(&worker), source, tasks: Vec::new(), by_hand: false };
+        self.all.lock().insert(worker.id, member);
         let (mut tasks, engines) = (Vec::new(), watch::Sender::new(0));
         if self.finds_events && worker.config().finds_ranks {
             tasks.push(self.follow_ranks(&worker, engines.subscribe()));
@@ -164,7 +167,11 @@ impl Members {
             let asking = load_scrape::watch(Arc::clone(&worker), router, upstream, every);
             tasks.push(tokio::spawn(asking));
         }
-        self.all.lock().insert(worker.id, Member { worker, source, tasks, by_hand: false });
+        match self.all.lock().get_mut(&worker.id).filter(|member| member.is(&worker)) {
+            Some(member) => member.tasks = tasks,
+            // It has left meanwhile.
+            None => tasks.iter().for_each(JoinHandle::abort),
+        }
     }
 
     /// Has its KV events followed, where its settings say that they are or, once they match some prompts, it
