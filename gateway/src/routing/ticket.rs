@@ -297,6 +297,8 @@ impl Ticket {
 
     /// The first byte of the answer is here: the prompt is computed, its KV is in the worker's cache.
     pub fn first_token(&mut self, now: Duration) {
+        // Of two that are asked at once, the one that answers has the KV by now.
+        self.place();
         // What an exact worker is expected to hold is expected until the answer's end. What another one was
         // sent is accepted by dropping the placement.
         self.began = true;

@@ -336,6 +336,38 @@ async fn the_prompt_of_who_is_asked_alone_waits_there() {
     parts.is_empty().await;
 }
 
+/// By whichever way its answer comes to begin; and one that never does leaves nothing there.
+#[tokio::test(start_paused = true)]
+async fn a_prompt_that_is_computed_elsewhere_is_there_once_its_kv_is() {
+    for way in 0..4 {
+        let parts = Parts::new(false);
+        let (router, asked) = (Arc::clone(&parts.router), parts.ask(TENANTS[0], 0).unwrap());
+        let worker = Arc::clone(&asked.choice.as_ref().unwrap().worker);
+        drop(asked);
+        let held = || router.index.with(|index| index.resident(worker.id));
+        assert_eq!(held(), 0);
+        let placement = router.index.with(|index| index.place(worker.id, &[]));
+        let sending = Sending { at: router.now(), uncached_tokens: 64, splits: true, streams: true, kind: 0 };
+        let chain = Arc::new((1..=4).map(BlockHash).collect());
+        let coming = Coming { owner: Owner::NOBODY, worker: worker.id, chain, block_tokens: 16.0 };
+        let mut ticket = Ticket::start(Arc::clone(&router), Arc::clone(&worker), placement, sending)
+            .placing_later(Some(coming));
+        assert_eq!(held(), 0, "it is on its way");
+        match way {
+            0 => ticket.hand_over(WorkerId(9), 0, router.now()),
+            1 => ticket.is_asked_alone(),
+            2 => ticket.hand_over_beside(0),
+            _ => {
+                drop(ticket);
+                assert_eq!(held(), 0);
+                continue;
+            }
+        }
+        ticket.first_token(router.now());
+        assert_eq!(held(), 4, "{way}");
+    }
+}
+
 /// One client's requests, one after the other, each left at a point of chance.
 async fn client(parts: Arc<Parts>, seed: u64, requests: usize) -> usize {
     let mut random = fastrand::Rng::with_seed(seed);
