@@ -1,9 +1,11 @@
 // The emulator's process: keeps buffers, launches kernels of `kernels.h` on request, answers on standard
 // output. Words of the protocol are little-endian u64: 'A' id bytes, 'W' id offset bytes data, 'R' id
-// offset bytes -> data, 'P' id -> address, 'L' name grid block shared seed arguments -> 1, 'U' -> a text.
+// offset bytes -> data, 'P' id -> address, 'L' name grid block shared seed arguments -> 1, 'U' and 'C' -> a
+// text.
 #include <map>
 #include <string>
 
+#include "constants.h"
 #include "launch.h"
 
 namespace {
@@ -65,6 +67,12 @@ void launch() {
     for (auto& buffer : buffers) buffer.second->check();
 }
 
+void answer(const std::string& text) {
+    uint64_t length = text.size();
+    std::fwrite(&length, 8, 1, stdout);
+    std::fwrite(text.data(), 1, text.size(), stdout);
+}
+
 }  // namespace
 
 int main() {
@@ -76,9 +84,9 @@ int main() {
             std::string text;
             for (auto& [name, bytes] : in_vain)
                 text += name + " " + std::to_string(bytes) + "\n";
-            uint64_t length = text.size();
-            std::fwrite(&length, 8, 1, stdout);
-            std::fwrite(text.data(), 1, text.size(), stdout);
+            answer(text);
+        } else if (command == 'C') {
+            answer(constants::source());
         } else if (command == 'L') {
             launch();
             uint64_t done = 1;

@@ -41,6 +41,7 @@ __device__ __forceinline__ void attend(const Item* items, const uint32_t* tables
 
 // `blocks`: how many a processor holds at once.
 #define ATTENTION(name, blocks, carried, ...)                                                            \
+    using name##_form = __VA_ARGS__;                                                                     \
     extern "C" __global__ void __launch_bounds__(__VA_ARGS__::THREADS, blocks)                           \
         name(const Item* items, const uint32_t* tables, const uint16_t* q, uint32_t q_stride,            \
              const void* keys, const void* values, const float* sinks, uint16_t* out, float* partials,   \
@@ -52,7 +53,7 @@ __device__ __forceinline__ void attend(const Item* items, const uint32_t* tables
                                      value_scale);                                                       \
     }
 
-// Shared memory is `SHARED` of each, which the launcher computes alike. All but latents' fit into the 99 KB
+// Shared memory is `SHARED` of each. All but latents' fit into the 99 KB
 // that the smallest GPUs give a block.
 #define DECODE(dim, fp8, stages) Decode<dim, dim, false, fp8, 64, stages>
 #define DECODE_LATENT(fp8) Decode<576, 512, true, fp8, 32, 3>

@@ -179,7 +179,7 @@ __device__ __forceinline__ void widen_codes(uint32_t (&low)[4], uint32_t (&high)
 // One block's rows and the keys and values that they see, by THREADS threads in tiles of TILE positions.
 template <int KEY_DIM, int VALUE_DIM, bool LATENT, bool FP8, int ROWS, int THREADS, int TILE>
 struct Rows {
-    static constexpr int KEY_UNITS = KEY_DIM / 8, STEPS = KEY_DIM / 16;
+    static constexpr int BLOCK_ROWS = ROWS, KEY_UNITS = KEY_DIM / 8, STEPS = KEY_DIM / 16;
     static constexpr int QUERY = ROWS * KEY_DIM * 2;  // bytes
     // Of a tile as bf16, and as it comes from the pages.
     static constexpr int KEYS = TILE * KEY_DIM * 2, VALUES = LATENT ? 0 : TILE * VALUE_DIM * 2;

@@ -26,6 +26,8 @@ struct Pipelined : Rows<DIM, DIM, false, false, 128, 128, 64> {
     static constexpr int STASHED = DIM == 128 ? 6 : 0;
     static constexpr int STASH_AT = BARRIERS_AT + (2 * STAGES + 2) * 8;
     static constexpr int SHARED = STASH_AT + STASHED * 4 * CONSUMERS * 4;
+    // Of what is merged afterwards nothing is stashed.
+    static constexpr int SHARED_APART = STASH_AT;
     using State = RowState<UNITS>;
     using Seen = typename Base::Seen;
     using Base::Base;

@@ -6,6 +6,7 @@
 //! Numbers are bf16 in memory and f32 in sums. As on the CPU, no bit of a result depends on what ran beside
 //! it.
 
+mod constants;
 pub mod device;
 pub mod elementwise;
 pub mod gather;

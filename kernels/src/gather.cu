@@ -8,6 +8,8 @@
 #include "numbers.cuh"
 
 constexpr int THREADS = 128;
+// Of a token that is not known yet; the other bits are the number of the row that drew it.
+constexpr uint32_t PENDING = 0x80000000u;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather(const uint16_t* matrix, const uint32_t* rows, uint16_t* out, uint32_t width, uint32_t stride) {
@@ -29,11 +31,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     store_packet(out + uint64_t(blockIdx.y) * width + unit * 8, packet);
 }
 
-// Of `tokens`, those with the highest bit set are numbers of rows of the step before: what was drawn there
-// takes their place.
+// Of `tokens`, those that are PENDING are numbers of rows of the step before: what was drawn there takes
+// their place.
 extern "C" __global__ void __launch_bounds__(THREADS)
     fill_in(uint32_t* tokens, const uint32_t* drawn, uint32_t count) {
     follow();
     const uint32_t i = blockIdx.x * THREADS + threadIdx.x;
-    if (i < count && tokens[i] >> 31) tokens[i] = drawn[tokens[i] & 0x7fffffffu];
+    if (i < count && (tokens[i] & PENDING) != 0) tokens[i] = drawn[tokens[i] & ~PENDING];
 }

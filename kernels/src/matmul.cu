@@ -56,9 +56,9 @@ __device__ __forceinline__ Operands operands(const Problem& p, uint32_t rows) {
     return {p.x, p.weights, p.scales, p.n, p.k, p.split_tiles, blockIdx.y * rows, p.m, nullptr, 1};
 }
 
-template <class K, int BLOCK_M>
+template <class K>
 __device__ __forceinline__ void matmul(const Problem& p) {
-    const Operands of = operands(p, BLOCK_M);
+    const Operands of = operands(p, K::ROWS);
     K kernel(of);
     if (p.partials != nullptr) {
         const int first = blockIdx.z * p.split_tiles;
@@ -88,46 +88,46 @@ __device__ __forceinline__ void matmul_few(const Problem& p, int warps_n, int ke
     kernel.each(total, [&](uint32_t m, uint32_t n, float sum) { store(p, m, n, sum); });
 }
 
-#define MATMUL(name, block_m, ...)                                                                       \
-    extern "C" __global__ void __launch_bounds__(Product<block_m, __VA_ARGS__>::THREADS,                 \
-                                                 256 / Product<block_m, __VA_ARGS__>::THREADS)           \
+#define MATMUL(name, form)                                                                               \
+    extern "C" __global__ void __launch_bounds__(form::THREADS, 256 / form::THREADS)                     \
         name(const uint16_t* x, const unsigned char* weights, const float* scales, const uint16_t* bias, \
              void* y, float* partials, uint32_t m, uint32_t n, uint32_t k, uint32_t split_tiles,         \
              uint32_t wide_y) {                                                                          \
         follow();                                                                                        \
-        matmul<Product<block_m, __VA_ARGS__>, block_m>(                                                  \
-            Problem{x, weights, scales, bias, y, partials, m, n, k, split_tiles, wide_y});               \
+        matmul<form>(Problem{x, weights, scales, bias, y, partials, m, n, k, split_tiles, wide_y});      \
     }
 
-MATMUL(matmul_bf16_16, 16, 64, 1, 4, 5)
-MATMUL(matmul_bf16_64, 64, 64, 2, 2, 4)
-MATMUL(matmul_bf16_128, 128, 128, 2, 4, 3)
+MATMUL(matmul_bf16_16, Rows16<false>)
+MATMUL(matmul_bf16_64, Rows64<false>)
+MATMUL(matmul_bf16_128, Rows128<false>)
 
-#define MATMUL_FEW(name, threads, ...)                                                                   \
-    extern "C" __global__ void __launch_bounds__(threads, 1)                                             \
+#define MATMUL_FEW(name, form)                                                                           \
+    extern "C" __global__ void __launch_bounds__(few_product::form::THREADS_MAX, 1)                      \
         name(const uint16_t* x, const unsigned char* weights, const float* scales, const uint16_t* bias, \
              void* y, float* partials, uint32_t m, uint32_t n, uint32_t k, uint32_t split_tiles,         \
              uint32_t wide_y, uint32_t warps_n, uint32_t kept_rows) {                                    \
         follow();                                                                                        \
-        matmul_few<few_product::Product<__VA_ARGS__>>(                                                   \
+        matmul_few<few_product::form>(                                                                   \
             Problem{x, weights, scales, bias, y, partials, m, n, k, split_tiles, wide_y}, warps_n, kept_rows); \
     }
 
-MATMUL_FEW(matmul_int8_16, 512, INT8, 1, 4)
-MATMUL_FEW(matmul_int8_64, 256, INT8, 4, 4)
-MATMUL_FEW(matmul_int4_16, 512, INT4, 1, 6)
-MATMUL_FEW(matmul_int4_64, 256, INT4, 4, 4)
-MATMUL_FEW(matmul_fp8_16, 512, FP8, 1, 4)
-MATMUL_FEW(matmul_fp8_64, 256, FP8, 4, 4)
-MATMUL_FEW(matmul_mxfp4_16, 512, MXFP4, 1, 6)
-MATMUL_FEW(matmul_mxfp4_64, 256, MXFP4, 4, 4)
+MATMUL_FEW(matmul_int8_16, Few<INT8>)
+MATMUL_FEW(matmul_int8_64, Many<INT8>)
+MATMUL_FEW(matmul_int4_16, Few<INT4>)
+MATMUL_FEW(matmul_int4_64, Many<INT4>)
+MATMUL_FEW(matmul_fp8_16, Few<FP8>)
+MATMUL_FEW(matmul_fp8_64, Many<FP8>)
+MATMUL_FEW(matmul_mxfp4_16, Few<MXFP4>)
+MATMUL_FEW(matmul_mxfp4_64, Many<MXFP4>)
+
+constexpr int REDUCE_THREADS = 256;
 
 // Adds the splits in ascending order. Grid: (columns / 256, rows). Block: 256 threads.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(REDUCE_THREADS)
     matmul_reduce(const float* partials, const uint16_t* bias, void* y, uint32_t splits, uint32_t m,
                   uint32_t n, uint32_t wide_y) {
     follow();
-    const uint32_t column = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y;
+    const uint32_t column = blockIdx.x * REDUCE_THREADS + threadIdx.x, row = blockIdx.y;
     if (column >= n) return;
     float total = 0.0f;
     for (uint32_t split = 0; split < splits; ++split)

@@ -31,11 +31,10 @@ __device__ __forceinline__ void store(const Problem& p, uint32_t m, uint32_t n, 
     else static_cast<uint16_t*>(p.y)[at] = f32_to_bf16(value);
 }
 
-template <int ROWS, int STAGES>
+template <class K>
 __device__ __forceinline__ void matmul(const Problem& p) {
-    using K = warpgroup_product::Product<ROWS, STAGES>;
     const warpgroup_product::Operands operands{
-        p.x, p.weights, p.n, p.k, p.split_tiles, blockIdx.y * ROWS, p.m, nullptr, 1};
+        p.x, p.weights, p.n, p.k, p.split_tiles, blockIdx.y * K::BLOCK_ROWS, p.m, nullptr, 1};
     K kernel(operands);
     if (p.partials != nullptr) {
         const int first = blockIdx.z * p.split_tiles;
@@ -80,12 +79,11 @@ struct Pieces {
 };
 
 // NARROW: into bf16 only, by all of K at once.
-template <int ROWS, int STAGES, int KEPT, bool WHOLE, bool NARROW>
+template <class K, bool NARROW>
 __device__ __forceinline__ void matmul_in_pieces(const Problem& p) {
-    using K = pipelined_product::Pipeline<ROWS, STAGES, KEPT, WHOLE>;
     const pipelined_product::Operands operands{p.x, p.n, p.k, int(p.split_tiles), nullptr, 1};
     K kernel(operands);
-    kernel.run(Pieces(p, ROWS), [&](const pipelined_product::Piece& piece, const auto& sums) {
+    kernel.run(Pieces(p, K::BLOCK_ROWS), [&](const pipelined_product::Piece& piece, const auto& sums) {
         float bias[2] = {};
         for (int i = 0; i < 2; ++i) {
             const uint32_t n = kernel.output(piece, 2 * i);
@@ -113,18 +111,17 @@ __device__ __forceinline__ void matmul_in_pieces(const Problem& p) {
 // Splits in blocks of their own are added by `matmul_reduce` of `matmul.cu`.
 extern "C" __global__ void __launch_bounds__(warpgroup_product::THREADS) matmul_sm90_16(PARAMETERS) {
     // `run` follows earlier launches.
-    matmul<16, 6>(PROBLEM);
+    matmul<warpgroup_product::Rows16<false>>(PROBLEM);
 }
 
-#define MATMUL(name, rows, stages, kept, whole, narrow) \
+#define MATMUL(name, form, narrow) \
     extern "C" __global__ void __launch_bounds__(pipelined_product::THREADS, 1) name(PARAMETERS) { \
         follow();                                                                              \
-        matmul_in_pieces<rows, stages, kept, whole, narrow>(PROBLEM); \
+        matmul_in_pieces<pipelined_product::form, narrow>(PROBLEM);                            \
     }
 
-MATMUL(matmul_sm90_64, 64, 8, 32, false, false)
-MATMUL(matmul_sm90_128, 128, 6, 64, false, false)
-MATMUL(matmul_sm90_256, 256, 3, 64, false, true)
-MATMUL(matmul_sm90_192, 192, 5, 96, false, true)
-// Of one split: sums need no room beside those of the split, which makes room for another stage.
-MATMUL(matmul_sm90_256_whole, 256, 4, 0, true, true)
+MATMUL(matmul_sm90_64, Rows64<false>, false)
+MATMUL(matmul_sm90_128, Rows128<false>, false)
+MATMUL(matmul_sm90_256, Rows256<false>, true)
+MATMUL(matmul_sm90_192, Rows192<false>, true)
+MATMUL(matmul_sm90_256_whole, Whole256<false>, true)

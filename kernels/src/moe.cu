@@ -30,13 +30,15 @@ __device__ __forceinline__ void route_token(const Router& router, const float* l
     for (uint32_t slot = lane; slot < router.top; slot += LANES) ids[slot] = choice.picks[slot];
 }
 
-extern "C" __global__ void __launch_bounds__(128)
+constexpr int ROUTE_TOKENS = 4, ROUTE_THREADS = 32 * ROUTE_TOKENS;
+
+extern "C" __global__ void __launch_bounds__(ROUTE_THREADS)
     moe_route(const float* logits, const float* bias, const uint32_t* kv_slots, uint32_t* ids, float* weights,
               uint32_t tokens, uint32_t experts, uint32_t top, uint32_t scoring, uint32_t renormalise,
               float scale, uint32_t groups, uint32_t keep, uint32_t by_two) {
     follow();
     const Router router{experts, top, scoring, renormalise, scale, groups, keep, by_two};
-    const uint32_t token = blockIdx.x * 4 + threadIdx.x / LANES;
+    const uint32_t token = blockIdx.x * ROUTE_TOKENS + threadIdx.x / LANES;
     if (token >= tokens) return;
     const uint32_t kv_slot = kv_slots != nullptr ? kv_slots[token] : 0;
     logits += uint64_t(token) * experts, ids += uint64_t(token) * top, weights += uint64_t(token) * top;
@@ -55,6 +57,8 @@ extern "C" __global__ void __launch_bounds__(128)
 // places ascend, and no round waits for another warp's. Counts are integers: the order in which they are
 // added shows nowhere. A slot without an expert (an id that is none) gets NO_PLACE and is in no item.
 
+constexpr int GROUP_THREADS_MAX = 1024, GROUPED_AT_ONCE = 8;
+
 // A warp's slots, 32 of them a round; rounds' ids are asked for several at once.
 struct WarpSlots {
     const uint32_t* ids;
@@ -62,22 +66,21 @@ struct WarpSlots {
 
     template <class F>
     __device__ __forceinline__ void each(F f) const {
-        constexpr int AT_ONCE = 8;
-        for (uint32_t round = 0; round < rounds; round += AT_ONCE) {
-            uint32_t found[AT_ONCE];
+        for (uint32_t round = 0; round < rounds; round += GROUPED_AT_ONCE) {
+            uint32_t found[GROUPED_AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) {
+            for (int i = 0; i < GROUPED_AT_ONCE; ++i) {
                 const uint32_t slot = first + (round + i) * LANES + threadIdx.x % LANES;
                 found[i] = round + i < rounds && slot < slots ? ids[slot] : NO_PLACE;
             }
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i)
+            for (int i = 0; i < GROUPED_AT_ONCE; ++i)
                 if (round + i < rounds) f(first + (round + i) * LANES + threadIdx.x % LANES, found[i]);
         }
     }
 };
 
-extern "C" __global__ void __launch_bounds__(1024)
+extern "C" __global__ void __launch_bounds__(GROUP_THREADS_MAX)
     moe_group(const uint32_t* ids, uint32_t slots, uint32_t experts, uint32_t block_rows, uint32_t* places,
               uint32_t* slots_at, ExpertRows* items, uint32_t* item_count) {
     follow();
@@ -242,7 +245,9 @@ struct FewGroups {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(1024)
+constexpr int CHOOSE_TOKENS_MAX = 32;
+
+extern "C" __global__ void __launch_bounds__(32 * CHOOSE_TOKENS_MAX)
     moe_choose(const float* sums, uint32_t splits, const uint16_t* router_bias, const float* bias,
                const uint32_t* kv_slots, float* weights, uint32_t tokens, uint32_t experts, uint32_t top,
                uint32_t scoring, uint32_t renormalise, float scale, uint32_t groups, uint32_t keep,
@@ -277,11 +282,13 @@ extern "C" __global__ void __launch_bounds__(1024)
 // (null: none), what an expert gave that serves every token: in f32, rounded once. Slots without a place add
 // nothing. Rows, shared and out bf16, `width` a multiple of 8. Grid: (packets of 8 columns / 128, tokens).
 // Block: 128 threads.
-extern "C" __global__ void __launch_bounds__(128)
+constexpr int COMBINE_THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(COMBINE_THREADS)
     moe_combine(const uint16_t* rows, const uint32_t* places, const float* weights, const uint16_t* shared,
                 uint16_t* out, uint32_t top, uint32_t width) {
     follow();
-    const uint32_t column = (blockIdx.x * 128 + threadIdx.x) * 8;
+    const uint32_t column = (blockIdx.x * COMBINE_THREADS + threadIdx.x) * 8;
     if (column >= width) return;
     float sums[8] = {};
     for (uint32_t choice = 0; choice < top; ++choice) {

@@ -11,6 +11,7 @@ struct alignas(16) ExpertRows {
 
 // What a product's end makes of its sums. A gated product has 2 W outputs, of W gates and W values beside each
 // other in eights: outputs 16 q .. 16 q + 7 are gates 8 q .., the next eight their values.
+constexpr uint32_t TOGETHER = 8;
 enum Gate : uint32_t { NO_GATE, SILU, CLAMPED };
 
 struct Ending {
@@ -31,8 +32,8 @@ struct Ending {
     }
     // `output` is the gate's.
     __device__ __forceinline__ void gated_pair(uint32_t place, uint32_t output, float gate_sum, float value_sum) const {
-        const float g = biased(output, gate_sum), v = biased(output + 8, value_sum);
+        const float g = biased(output, gate_sum), v = biased(output + TOGETHER, value_sum);
         const float h = gate == SILU ? silu_gate(g, v) : clamped_gate(g, v, alpha, limit);
-        y[row(place) * (n / 2) + output / 16 * 8 + output % 8] = f32_to_bf16(h);
+        y[row(place) * (n / 2) + output / (2 * TOGETHER) * TOGETHER + output % TOGETHER] = f32_to_bf16(h);
     }
 };

@@ -61,41 +61,39 @@ __device__ __forceinline__ void product_few(Operands p, Ending ending, const Exp
     if (kernel.warp_k == 0) write(kernel, p, ending, total);
 }
 
-#define MOE_PRODUCT(name, ...)                                                                                \
-    extern "C" __global__ void __launch_bounds__(Product<__VA_ARGS__, true>::THREADS,                         \
-                                                 256 / Product<__VA_ARGS__, true>::THREADS)                   \
+#define MOE_PRODUCT(name, form)                                                                               \
+    extern "C" __global__ void __launch_bounds__(form::THREADS, 256 / form::THREADS)                          \
         name(const uint16_t* x, const unsigned char* weights, const float* scales, const uint16_t* bias,      \
              uint16_t* y, const ExpertRows* items, const uint32_t* item_count, const uint32_t* slots,         \
              uint32_t top, uint32_t n, uint32_t k, uint32_t split_tiles, uint32_t gate, float alpha,          \
              float limit, uint32_t to_slots) {                                                                \
         follow();                                                                                             \
-        product<Product<__VA_ARGS__, true>>(Operands{x, weights, scales, n, k, split_tiles, 0, 0, slots, top}, \
-                                            Ending{bias, y, n, gate, alpha, limit, to_slots ? slots : nullptr}, \
-                                            items, item_count);                                               \
+        product<form>(Operands{x, weights, scales, n, k, split_tiles, 0, 0, slots, top},                      \
+                      Ending{bias, y, n, gate, alpha, limit, to_slots ? slots : nullptr}, items, item_count); \
     }
 
-MOE_PRODUCT(moe_product_bf16_16, 16, 64, 1, 4, 5)
-MOE_PRODUCT(moe_product_bf16_64, 64, 64, 2, 2, 4)
-MOE_PRODUCT(moe_product_bf16_128, 128, 128, 2, 4, 3)
+MOE_PRODUCT(moe_product_bf16_16, Rows16<true>)
+MOE_PRODUCT(moe_product_bf16_64, Rows64<true>)
+MOE_PRODUCT(moe_product_bf16_128, Rows128<true>)
 
-#define MOE_PRODUCT_FEW(name, threads, ...)                                                                   \
-    extern "C" __global__ void __launch_bounds__(threads, 1)                                                  \
+#define MOE_PRODUCT_FEW(name, form)                                                                           \
+    extern "C" __global__ void __launch_bounds__(few_product::form::THREADS_MAX, 1)                           \
         name(const uint16_t* x, const unsigned char* weights, const float* scales, const uint16_t* bias,      \
              uint16_t* y, const ExpertRows* items, const uint32_t* item_count, const uint32_t* slots,         \
              uint32_t top, uint32_t n, uint32_t k, uint32_t split_tiles, uint32_t gate, float alpha,          \
              float limit, uint32_t to_slots, uint32_t warps_n, uint32_t kept_rows) {                          \
         follow();                                                                                             \
-        product_few<few_product::Product<__VA_ARGS__>>(                                                       \
+        product_few<few_product::form>(                                                                       \
             Operands{x, weights, scales, n, k, split_tiles, 0, 0, slots, top},                                \
             Ending{bias, y, n, gate, alpha, limit, to_slots ? slots : nullptr}, items, item_count, warps_n,   \
             kept_rows);                                                                                       \
     }
 
-MOE_PRODUCT_FEW(moe_product_int8_16, 512, INT8, 1, 4)
-MOE_PRODUCT_FEW(moe_product_int8_64, 256, INT8, 4, 4)
-MOE_PRODUCT_FEW(moe_product_int4_16, 512, INT4, 1, 6)
-MOE_PRODUCT_FEW(moe_product_int4_64, 256, INT4, 4, 4)
-MOE_PRODUCT_FEW(moe_product_fp8_16, 512, FP8, 1, 4)
-MOE_PRODUCT_FEW(moe_product_fp8_64, 256, FP8, 4, 4)
-MOE_PRODUCT_FEW(moe_product_mxfp4_16, 512, MXFP4, 1, 6)
-MOE_PRODUCT_FEW(moe_product_mxfp4_64, 256, MXFP4, 4, 4)
+MOE_PRODUCT_FEW(moe_product_int8_16, Few<INT8>)
+MOE_PRODUCT_FEW(moe_product_int8_64, Many<INT8>)
+MOE_PRODUCT_FEW(moe_product_int4_16, Few<INT4>)
+MOE_PRODUCT_FEW(moe_product_int4_64, Many<INT4>)
+MOE_PRODUCT_FEW(moe_product_fp8_16, Few<FP8>)
+MOE_PRODUCT_FEW(moe_product_fp8_64, Many<FP8>)
+MOE_PRODUCT_FEW(moe_product_mxfp4_16, Few<MXFP4>)
+MOE_PRODUCT_FEW(moe_product_mxfp4_64, Many<MXFP4>)

@@ -8,7 +8,7 @@
 #include "pipeline_sm90.cuh"
 #include "product_sm90.cuh"
 
-template <int ROWS, class K>
+template <class K>
 __device__ __forceinline__ void write(const K& kernel, const warpgroup_product::Operands& p, const Ending& ending,
                                       const typename K::Sums& total) {
     if (ending.gate == NO_GATE) {
@@ -17,18 +17,17 @@ __device__ __forceinline__ void write(const K& kernel, const warpgroup_product::
     }
     // A thread's outputs n and n + 8 are a gate and its value.
 #pragma unroll
-    for (int i = 0; i < ROWS / 2; ++i) {
+    for (int i = 0; i < K::BLOCK_ROWS / 2; ++i) {
         if (i / 2 % 2 == 1) continue;
         const uint32_t m = kernel.row(i), n = kernel.output(i);
         if (m < p.end && n < p.n) ending.gated_pair(m, n, total[i], total[i + 2]);
     }
 }
 
-template <int ROWS, int STAGES>
+template <class K>
 __device__ __forceinline__ void product(warpgroup_product::Operands p, Ending ending, const ExpertRows* items,
                                         const uint32_t* item_count) {
     using namespace warpgroup_product;
-    using K = Product<ROWS, STAGES, true>;
     if (blockIdx.y >= *item_count) return;
     const ExpertRows item = items[blockIdx.y];
     const uint64_t tiles = uint64_t((p.n + OUTPUTS - 1) / OUTPUTS) * (p.k / TILE_K);
@@ -38,7 +37,7 @@ __device__ __forceinline__ void product(warpgroup_product::Operands p, Ending en
     K kernel(p);
     typename K::Sums total;
     kernel.run_all(total);
-    write<ROWS>(kernel, p, ending, total);
+    write(kernel, p, ending, total);
 }
 
 // An item's rows by each tile of outputs in turn, so that blocks that run at once share the rows.
@@ -61,12 +60,11 @@ struct ItemPieces {
     }
 };
 
-template <int ROWS, int STAGES, int KEPT, bool WHOLE>
+template <class K>
 __device__ __forceinline__ void product_in_pieces(const pipelined_product::Operands& p, const unsigned char* weights,
                                                   const Ending& ending, const ExpertRows* items,
                                                   const uint32_t* item_count) {
     using namespace pipelined_product;
-    using K = Pipeline<ROWS, STAGES, KEPT, WHOLE, true>;
     const uint32_t tiles_n = (p.n + 127) / 128;
     const uint64_t expert_bytes = uint64_t((p.n + OUTPUTS - 1) / OUTPUTS) * (p.k / TILE_K) * IMAGE;
     K kernel(p);
@@ -105,18 +103,18 @@ __device__ __forceinline__ void product_in_pieces(const pipelined_product::Opera
 extern "C" __global__ void __launch_bounds__(warpgroup_product::THREADS) moe_product_sm90_16(MOE_PARAMETERS) {
     follow();
     const warpgroup_product::Operands operands{x, weights, n, k, split_tiles, 0, 0, slots, top};
-    product<16, 6>(operands, ENDING, items, item_count);
+    product<warpgroup_product::Rows16<true>>(operands, ENDING, items, item_count);
 }
 
-#define MOE_PRODUCT(name, rows, stages, kept, whole) \
+#define MOE_PRODUCT(name, form) \
     extern "C" __global__ void __launch_bounds__(pipelined_product::THREADS, 1) name(MOE_PARAMETERS) { \
         follow();                                                                                  \
-        product_in_pieces<rows, stages, kept, whole>( \
+        product_in_pieces<pipelined_product::form>( \
             pipelined_product::Operands{x, n, k, int(split_tiles), slots, top}, weights, ENDING, items, \
             item_count); \
     }
 
-MOE_PRODUCT(moe_product_sm90_64, 64, 8, 32, false)
-MOE_PRODUCT(moe_product_sm90_128, 128, 6, 64, false)
-MOE_PRODUCT(moe_product_sm90_256, 256, 3, 64, false)
-MOE_PRODUCT(moe_product_sm90_256_whole, 256, 4, 0, true)
+MOE_PRODUCT(moe_product_sm90_64, Rows64<true>)
+MOE_PRODUCT(moe_product_sm90_128, Rows128<true>)
+MOE_PRODUCT(moe_product_sm90_256, Rows256<true>)
+MOE_PRODUCT(moe_product_sm90_256_whole, Whole256<true>)

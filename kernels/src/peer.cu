@@ -20,7 +20,7 @@ constexpr uint32_t NOWHERE = 0xffffffffu;
 //
 // Before a group's first round, and after it has failed, when no rank's launches are under way: all steps
 // begin with `round`. Grid: ranks here; block: 128 threads.
-extern "C" __global__ void __launch_bounds__(128) peer_reset(PEER, uint32_t round) {
+extern "C" __global__ void __launch_bounds__(peer::PART) peer_reset(PEER, uint32_t round) {
     wait_for_earlier_launches();
     const peer::Peer own = PEER_HERE(blockIdx.x);
     uint32_t* control = own.control(own.rank);
@@ -76,7 +76,7 @@ struct Choice {
                 last[expert] = best;
             }
             const uint32_t rank = last[expert];
-            ways[slot] = rank << 16 | locals[rank * experts + expert];
+            ways[slot] = rank << peer::RANK_BIT | locals[rank * experts + expert];
             ++assigned[rank];
         }
     }
@@ -88,8 +88,8 @@ struct Outgoing {
     uint32_t to, top, lane;
     uint32_t* next;  // by expert of that rank: first how many rows, then the next row
 
-    __device__ __forceinline__ bool takes(uint32_t slot) const { return choice.ways[slot] >> 16 == to; }
-    __device__ __forceinline__ uint32_t expert(uint32_t slot) const { return choice.ways[slot] & 0xffff; }
+    __device__ __forceinline__ bool takes(uint32_t slot) const { return choice.ways[slot] >> peer::RANK_BIT == to; }
+    __device__ __forceinline__ uint32_t expert(uint32_t slot) const { return choice.ways[slot] & ((1u << peer::RANK_BIT) - 1); }
 
     __device__ __forceinline__ void count() const {
         for (uint32_t slot = lane; slot < choice.slots; slot += peer::LANES)
@@ -183,12 +183,12 @@ extern "C" __global__ void __launch_bounds__(1024)
 //
 // x [tokens, width] bf16 to the messages, each row read once; then the flags. Grid: (packets of 8 columns /
 // 128, tokens, ranks here); block: 128 threads.
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(peer::PART)
     peer_dispatch_send(PEER, const uint32_t* counts, const uint16_t* x, const uint32_t* places) {
     wait_for_earlier_launches();
     const peer::Peer own = PEER_HERE(blockIdx.z);
     const uint32_t round = own.state->rounds[peer::DISPATCH_SEND];
-    const uint32_t column = (blockIdx.x * 128 + threadIdx.x) * 8;
+    const uint32_t column = (blockIdx.x * peer::PART + threadIdx.x) * 8;
     if (!own.may_begin()) return;
     if (blockIdx.y < min_of(counts[blockIdx.z], tokens) && column < width) {
         const uint64_t token = uint64_t(blockIdx.z) * tokens + blockIdx.y;
@@ -276,7 +276,7 @@ struct Arrivals {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(peer::WHOLE)
     peer_dispatch_receive(PEER, uint16_t* gathered, peer::Origin* origins, ExpertRows* items,
                           uint32_t* item_counts, uint32_t items_max, uint32_t block_rows) {
     wait_for_earlier_launches();
@@ -316,7 +316,7 @@ extern "C" __global__ void __launch_bounds__(256)
 //
 // outputs [ranks * tokens * top, width], where their inputs were in `gathered`, each to its slot in the
 // mailbox of the token's rank; then the flags. Grid: (any number, 1, ranks here); block: 256 threads.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(peer::WHOLE)
     peer_combine_send(PEER, const uint16_t* outputs, const peer::Origin* origins) {
     wait_for_earlier_launches();
     const peer::Peer own = PEER_HERE(blockIdx.z);
@@ -340,14 +340,14 @@ extern "C" __global__ void __launch_bounds__(256)
 // shared[t] (null: none), what an expert gave that serves every token: in f32, rounded once, as `moe_combine`
 // does. weights [tokens, top], shared and out [tokens, width]. Grid: (packets of 8
 // columns / 128, tokens, ranks here); block: 128 threads.
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(peer::PART)
     peer_combine_receive(PEER, const uint32_t* counts, const float* weights, const uint16_t* shared,
                          uint16_t* out) {
     wait_for_earlier_launches();
     const peer::Peer own = PEER_HERE(blockIdx.z);
     const uint32_t round = own.state->rounds[peer::COMBINE_RECEIVE];
     if (!own.are_all_here(peer::COMBINE, round)) return;
-    const uint32_t column = (blockIdx.x * 128 + threadIdx.x) * 8;
+    const uint32_t column = (blockIdx.x * peer::PART + threadIdx.x) * 8;
     if (blockIdx.y < counts[blockIdx.z] && column < width) {
         const uint64_t token = uint64_t(blockIdx.z) * tokens + blockIdx.y;
         const uint16_t* outputs =

@@ -22,6 +22,8 @@
 namespace peer {
 
 constexpr uint32_t RANKS_MAX = 32, LANES = 32;
+// Threads of a block that takes a part of a row, and of one that takes whole rows.
+constexpr int PART = 128, WHOLE = 256;
 // Bytes before a mailbox's messages: its fault first, flags from FLAGS_AT on.
 constexpr uint32_t FLAGS_AT = 512, CONTROL_BYTES = 1024;
 // Words of shared memory before what a kernel keeps there: whether the block stops, who sent nonsense, a sum
@@ -32,6 +34,10 @@ enum Phase : uint32_t { DISPATCH, COMBINE };
 enum Step : uint32_t { DISPATCH_SEND, DISPATCH_RECEIVE, COMBINE_SEND, COMBINE_RECEIVE, STEPS };
 // What is wrong with a rank: it stays away, it sent nonsense, or it was launched with nonsense itself.
 enum Cause : uint32_t { DEADLINE = 1, PROTOCOL, MISUSE };
+// Of a fault: the rank in the lowest bits, from these on the cause and the phase.
+constexpr uint32_t CAUSE_BIT = 8, PHASE_BIT = 16;
+// Of a slot's way: from here on the rank, before it the expert's number there.
+constexpr uint32_t RANK_BIT = 16;
 
 // A row of a message: its token's place in the message, and the slot where the output belongs.
 struct alignas(8) Row {
@@ -126,7 +132,7 @@ struct Peer {
 #pragma unroll 1
         for (uint32_t to = 0; to < layout.ranks; ++to) store_relaxed(control(to) + 1, round);
         fence_system();
-        const uint32_t fault = cause << 8 | phase << 16 | whom;
+        const uint32_t fault = cause << CAUSE_BIT | phase << PHASE_BIT | whom;
 #pragma unroll 1
         for (uint32_t to = 0; to < layout.ranks; ++to) store_relaxed(control(to), fault);
         state->fault_round = round;

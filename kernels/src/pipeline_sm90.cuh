@@ -39,14 +39,15 @@ struct Operands {
 
 // Of a split's sums that were added up so far, a thread has KEPT in registers and the rest in shared memory;
 // WHOLE: pieces have one split, and nothing is added up.
-template <int ROWS, int STAGES, int KEPT, bool WHOLE = false, bool GATHERED = false>
+template <int ROWS, int STAGES, int KEPT, bool WHOLE, bool GATHERED>
 struct Pipeline {
+    static constexpr int BLOCK_ROWS = ROWS;
     static constexpr int ROWS_BYTES = ROWS * TILE_K * 2, STAGE = ROWS_BYTES + WARPGROUPS * IMAGE;
     static constexpr int STASHED = WHOLE ? 0 : ROWS / 2 - KEPT;
     static constexpr int STAGING_AT = STAGES * STAGE, STASH_AT = STAGING_AT + WARPGROUPS * STAGING;
     static constexpr int BARRIERS_AT = STASH_AT + STASHED * CONSUMERS * 4;
-    static constexpr int SOURCES_AT = BARRIERS_AT + 2 * STAGES * 8;
-    static_assert(SOURCES_AT + ROWS * 4 <= 227 << 10, "more shared memory than a block can have");
+    static constexpr int SOURCES_AT = BARRIERS_AT + 2 * STAGES * 8, SHARED = SOURCES_AT + ROWS * 4;
+    static_assert(SHARED <= 227 << 10, "more shared memory than a block can have");
 
     const Operands& p;
     int tiles_k;
@@ -302,5 +303,18 @@ struct Pipeline {
         }
     }
 };
+
+// The forms that kernels have, by the rows of a piece. Whole: of one split, whose sums need no room beside those
+// of the split, which makes room for another stage.
+template <bool GATHERED>
+using Rows64 = Pipeline<64, 8, 32, false, GATHERED>;
+template <bool GATHERED>
+using Rows128 = Pipeline<128, 6, 64, false, GATHERED>;
+template <bool GATHERED>
+using Rows192 = Pipeline<192, 5, 96, false, GATHERED>;
+template <bool GATHERED>
+using Rows256 = Pipeline<256, 3, 64, false, GATHERED>;
+template <bool GATHERED>
+using Whole256 = Pipeline<256, 4, 0, true, GATHERED>;
 
 }  // namespace pipelined_product

@@ -4,6 +4,8 @@
 #include "numbers.cuh"
 
 constexpr int THREADS = 256;
+// Words of matrix fragments that a thread starts from.
+constexpr int SEED_WORDS = 6;
 
 // to = from, `packets` of 16 bytes, four in flight per thread.
 extern "C" __global__ void __launch_bounds__(THREADS) copy(const void* from, void* to, uint32_t packets) {
@@ -28,8 +30,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     matrix_peak(const uint32_t* seed, float* out, uint32_t rounds) {
     follow();
     uint32_t a[4], b[2];
-    for (int i = 0; i < 4; ++i) a[i] = seed[threadIdx.x * 6 + i];
-    for (int i = 0; i < 2; ++i) b[i] = seed[threadIdx.x * 6 + 4 + i];
+    for (int i = 0; i < 4; ++i) a[i] = seed[threadIdx.x * SEED_WORDS + i];
+    for (int i = 0; i < 2; ++i) b[i] = seed[threadIdx.x * SEED_WORDS + 4 + i];
     float sums[8][4] = {};
     for (uint32_t round = 0; round < rounds; ++round) {
 #pragma unroll

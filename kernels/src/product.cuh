@@ -19,12 +19,13 @@ struct Operands {
     uint32_t top;
 };
 
-template <int BLOCK_M, int BLOCK_N, int WARPS_M, int WARPS_N, int STAGES, bool GATHERED = false>
+template <int BLOCK_M, int BLOCK_N, int WARPS_M, int WARPS_N, int STAGES, bool GATHERED>
 struct Product {
-    static constexpr int THREADS = 32 * WARPS_M * WARPS_N;
+    static constexpr int ROWS = BLOCK_M, OUTPUTS = BLOCK_N, THREADS = 32 * WARPS_M * WARPS_N;
     static constexpr int M_TILES = BLOCK_M / WARPS_M / 16, N_TILES = BLOCK_N / WARPS_N / 8;
     static constexpr int ROWS_BYTES = BLOCK_M * TILE_K * 2;
     static constexpr int IMAGE = codes_of(BF16), IMAGES = BLOCK_N / TILE_N, STAGE = ROWS_BYTES + IMAGES * IMAGE;
+    static constexpr int SHARED = STAGES * STAGE;
     static constexpr int COPIES = ROWS_BYTES / 16 / THREADS;  // of a thread, for a tile of rows
     static_assert(COPIES * THREADS * 16 == ROWS_BYTES, "");
     using Sums = float[M_TILES][N_TILES][4];
@@ -160,5 +161,13 @@ struct Product {
         });
     }
 };
+
+// The forms that kernels have, by the rows of a block.
+template <bool GATHERED>
+using Rows16 = Product<16, 64, 1, 4, 5, GATHERED>;
+template <bool GATHERED>
+using Rows64 = Product<64, 64, 2, 2, 4, GATHERED>;
+template <bool GATHERED>
+using Rows128 = Product<128, 128, 2, 4, 3, GATHERED>;
 
 }  // namespace warp_product

@@ -19,7 +19,9 @@ constexpr int SIDE = 64;        // bytes of a warp's scales in a stage, or of it
 
 template <Weight WEIGHT, int TILES, int STAGES>
 struct Product {
-    static constexpr int M_TILES = TILES, N_TILES = 2, ROWS = 16 * M_TILES;
+    static constexpr int M_TILES = TILES, N_TILES = 2, ROWS = 16 * M_TILES, DEPTH = STAGES;
+    // Threads of a block at most.
+    static constexpr int THREADS_MAX = M_TILES == 1 ? 512 : 256;
     static constexpr int CODES = codes_of(WEIGHT), IMAGE = CODES + (WEIGHT == MXFP4 ? 2 * TILE_N : 0);
     static constexpr bool SCALED = is_scaled(WEIGHT);
     // A warp's share of an image, and packets that a lane has of it.
@@ -271,5 +273,11 @@ struct Product {
         });
     }
 };
+
+// The two forms: of up to 16 rows, and of up to 64. The smaller a tile is, the more of them are under way.
+template <Weight WEIGHT>
+using Few = Product<WEIGHT, 1, WEIGHT == INT4 || WEIGHT == MXFP4 ? 6 : 4>;
+template <Weight WEIGHT>
+using Many = Product<WEIGHT, 4, 4>;
 
 }  // namespace few_product

@@ -20,9 +20,11 @@ struct Operands {
     uint32_t top;
 };
 
-template <int ROWS, int STAGES, bool GATHERED = false>
+template <int ROWS, int STAGES, bool GATHERED>
 struct Product {
+    static constexpr int BLOCK_ROWS = ROWS;
     static constexpr int ROWS_BYTES = ROWS * TILE_K * 2, STAGE = ROWS_BYTES + WARPGROUPS * IMAGE;
+    static constexpr int SHARED = STAGES * STAGE;
     // Lane 4 g + t of warp w holds outputs 16 w + g and + 8, of rows 8 j + 2 t and the next.
     using Sums = float[ROWS / 2];
 
@@ -152,5 +154,9 @@ struct Product {
         });
     }
 };
+
+// The form that kernels have.
+template <bool GATHERED>
+using Rows16 = Product<16, 6, GATHERED>;
 
 }  // namespace warpgroup_product

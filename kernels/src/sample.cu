@@ -22,9 +22,6 @@
 #include <math.h>
 #endif
 
-static_assert(sizeof(Joint) == 32 + 12 * BINS + 8 * CHUNKS + 8 * GATHERED && sizeof(Sums) == 8 * WARPS,
-              "`sample.rs` reserves as much");
-static_assert(sizeof(Finder) == 8 * WARPS + 16 * (BINS + GATHERED) + 8 * 256 + 128, "so does it for a block");
 static_assert(sizeof(Scan) <= sizeof(Finder), "one after the other");
 
 // `logits` [rows, vocabulary] f32. Leaves the first place of each chunk in `work`, and sums that are 0. A

@@ -2,12 +2,10 @@
 
 use half::bf16;
 
+use super::constants::elementwise::THREADS;
+use super::constants::numbers::PACKET;
 use super::{Kernel, Launch, Slice};
 use crate::elementwise::ClampedGate;
-
-/// Elements that a thread takes, and threads of a block.
-const PACKET: usize = 8;
-const THREADS: usize = 128;
 
 /// SiLU of the gate times up: `gate_up` `[rows, 2 * width]` to `out` `[rows, width]`. `None` if there are
 /// no rows.

@@ -3,15 +3,13 @@
 
 use half::bf16;
 
+use super::constants::gather::{self, THREADS};
+use super::constants::numbers::PACKET;
 use super::matmul::{Packed, Weights};
 use super::{Argument, Kernel, Launch, Slice};
 
-/// Elements that a thread takes, and threads of a block.
-const PACKET: usize = 8;
-const THREADS: usize = 128;
-
 /// Marks a token that is not known yet, with the number of the row of the step before that draws it.
-pub const PENDING: u32 = 1 << 31;
+pub const PENDING: u32 = gather::PENDING;
 
 /// The first `width` elements of the rows `rows` of `matrix` `[…, stride]`, to `out` `[rows, width]`. `None`
 /// if there are no rows. Row numbers must be within the matrix, which is not checked here.

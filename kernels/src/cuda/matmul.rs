@@ -9,17 +9,18 @@ mod packing;
 
 use half::bf16;
 
-use super::pipeline::Pipeline;
-use super::{Argument, Kernel, Launch, Slice};
-use crate::quant::MXFP4_BLOCK;
+use super::constants::codes::{self, BF16_IMAGE};
+use super::constants::matmul::REDUCE_THREADS;
+use super::constants::{Block, Packing, pipeline_sm90, product, product_few};
+use super::{Argument, Kernel, Launch, Slice, pipeline};
 
 pub(super) use few::Few;
 pub use packing::{pack_bf16, pack_fp8, pack_integers, pack_mxfp4};
 
 /// Outputs and inputs of a packed tile.
-pub const TILE: usize = 64;
+pub const TILE: usize = codes::TILE;
 /// Inputs that share a scale.
-pub const GROUP: usize = 128;
+pub const GROUP: usize = codes::GROUP;
 /// Blocks of 64 outputs that a product with few rows should have, and no more: two for each of an H100's 132
 /// processors, so that they come in one wave.
 const BLOCKS: usize = 264;
@@ -30,7 +31,9 @@ const SPLIT_TILES_MIN: usize = 8;
 const SPLIT_ROWS_MAX: usize = 128;
 const SPLIT_BLOCKS_MAX: usize = 200;
 /// Rows up to which weights of 8 or 4 bits have their splits summed side by side in a block.
-const FEW_ROWS: usize = 16;
+const FEW_ROWS: usize = product_few::ROWS;
+/// Instead of a block's rows: 256 rows whose K is one split.
+const WHOLE_K: usize = 257;
 
 /// How a weight is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +61,17 @@ impl Weights {
     fn has_scales(self) -> bool {
         matches!(self, Self::Int8 | Self::Int4 | Self::Fp8)
     }
+
+    /// How codes lie; none of bf16.
+    fn packing(self) -> Option<Packing> {
+        match self {
+            Self::Bf16 => None,
+            Self::Int8 => Some(product_few::INT8),
+            Self::Int4 => Some(product_few::INT4),
+            Self::Fp8 => Some(product_few::FP8),
+            Self::Mxfp4 => Some(product_few::MXFP4),
+        }
+    }
 }
 
 /// How large a weight matrix `[N, K]` is, and how its elements are kept.
@@ -74,12 +88,7 @@ pub struct Shape {
 impl Shape {
     /// Bytes of a packed tile.
     pub(super) fn image(self) -> usize {
-        match self.weights {
-            Weights::Bf16 => TILE * TILE * 2,
-            Weights::Int8 | Weights::Fp8 => TILE * TILE,
-            Weights::Int4 => TILE * TILE / 2,
-            Weights::Mxfp4 => TILE * TILE / 2 + TILE * TILE / MXFP4_BLOCK,
-        }
+        self.weights.packing().map_or(BF16_IMAGE, |packing| packing.image)
     }
 
     /// Bytes of the packed weight.
@@ -163,7 +172,7 @@ impl ProductCut {
         let block = match rows {
             0..=FEW_ROWS => FEW_ROWS,
             17..=128 => 64,
-            _ if shape.weights == Weights::Bf16 => Pipeline::suits(shape.outputs, rows),
+            _ if shape.weights == Weights::Bf16 => pipeline::suits(shape.outputs, rows),
             _ => 64,
         };
         let narrow_few = rows <= FEW_ROWS && shape.weights != Weights::Bf16;
@@ -176,7 +185,7 @@ impl ProductCut {
         match self.rows {
             // What has room for so many rows has none for other ends than sums in bf16.
             129.. if self.apart || wide => 128,
-            256 if splits == 1 => Pipeline::WHOLE,
+            256 if splits == 1 => WHOLE_K,
             rows => rows,
         }
     }
@@ -190,84 +199,57 @@ impl ProductCut {
 /// A kernel of `matmul.cu` or `matmul_sm90.cu`, and its blocks.
 struct Blocks {
     kernel: Kernel,
-    block_m: usize,
-    block_n: usize,
-    threads: u32,
-    shared_bytes: u32,
+    block: Block,
     /// Of weights that are not bf16.
     few: Option<Few>,
-    /// Of those whose blocks stay.
-    pipeline: Option<Pipeline>,
+    /// Whether blocks stay, and go through the work.
+    stay: bool,
 }
 
 impl Blocks {
-    /// With the parameters that its name stands for there.
+    /// The kernel for blocks of so many rows.
     fn choose(shape: Shape, unit: Unit, rows: usize, few: Few) -> Self {
-        let (kernel, block_m, block_n, stages) = match (unit, shape.weights, rows) {
-            (Unit::Warpgroup, Weights::Bf16, 16) => (Kernel::matmul_sm90_16, 16, 128, 6),
-            (Unit::Warpgroup, Weights::Bf16, _) => return Self::staying(Pipeline::choose(rows)),
-            (_, Weights::Bf16, 16) => (Kernel::matmul_bf16_16, 16, 64, 5),
-            (_, Weights::Bf16, 64) => (Kernel::matmul_bf16_64, 64, 64, 4),
-            (_, Weights::Bf16, _) => (Kernel::matmul_bf16_128, 128, 128, 3),
+        let (kernel, block) = match (unit, shape.weights, rows) {
+            (Unit::Warpgroup, Weights::Bf16, 16) => (Kernel::matmul_sm90_16, product::HOPPER_ROWS_16),
+            (Unit::Warpgroup, Weights::Bf16, _) => return Self::staying(rows),
+            (_, Weights::Bf16, 16) => (Kernel::matmul_bf16_16, product::ROWS_16),
+            (_, Weights::Bf16, 64) => (Kernel::matmul_bf16_64, product::ROWS_64),
+            (_, Weights::Bf16, _) => (Kernel::matmul_bf16_128, product::ROWS_128),
             (_, weights, _) => return Self::few(weights, few),
         };
-        Self {
-            kernel,
-            block_m,
-            block_n,
-            threads: if block_n == 128 { 256 } else { 128 },
-            shared_bytes: (stages * (block_m * TILE * 2 + block_n / TILE * shape.image())) as u32,
-            few: None,
-            pipeline: None,
-        }
+        Self { kernel, block, few: None, stay: false }
     }
 
     fn few(weights: Weights, few: Few) -> Self {
-        let kernel = match (weights, few.rows) {
-            (Weights::Bf16 | Weights::Int8, 16) => Kernel::matmul_int8_16,
+        let kernel = match (weights, few.is_of_few_rows()) {
+            (Weights::Bf16 | Weights::Int8, true) => Kernel::matmul_int8_16,
             (Weights::Bf16 | Weights::Int8, _) => Kernel::matmul_int8_64,
-            (Weights::Int4, 16) => Kernel::matmul_int4_16,
+            (Weights::Int4, true) => Kernel::matmul_int4_16,
             (Weights::Int4, _) => Kernel::matmul_int4_64,
-            (Weights::Fp8, 16) => Kernel::matmul_fp8_16,
+            (Weights::Fp8, true) => Kernel::matmul_fp8_16,
             (Weights::Fp8, _) => Kernel::matmul_fp8_64,
-            (Weights::Mxfp4, 16) => Kernel::matmul_mxfp4_16,
+            (Weights::Mxfp4, true) => Kernel::matmul_mxfp4_16,
             (Weights::Mxfp4, _) => Kernel::matmul_mxfp4_64,
         };
-        Self {
-            kernel,
-            block_m: few.rows,
-            block_n: few.outputs(),
-            threads: few.threads(),
-            shared_bytes: few.shared_bytes(),
-            few: Some(few),
-            pipeline: None,
-        }
+        Self { kernel, block: few.block(), few: Some(few), stay: false }
     }
 
     /// For `rows` rows, and so many splits in blocks of their own.
     fn grid(&self, shape: Shape, rows: usize, apart: usize) -> [u32; 3] {
-        let tiles =
-            [shape.outputs.div_ceil(self.block_n), rows.div_ceil(self.block_m), apart].map(|n| n as u32);
-        if self.pipeline.is_some() { Pipeline::grid(tiles) } else { tiles }
+        let tiles = [shape.outputs.div_ceil(self.block.outputs), rows.div_ceil(self.block.rows), apart];
+        let tiles = tiles.map(|n| n as u32);
+        if self.stay { pipeline::grid(tiles) } else { tiles }
     }
 
-    fn staying(pipeline: Pipeline) -> Self {
-        let kernel = match pipeline {
-            Pipeline::ROWS_64 => Kernel::matmul_sm90_64,
-            Pipeline::ROWS_128 => Kernel::matmul_sm90_128,
-            Pipeline::ROWS_192 => Kernel::matmul_sm90_192,
-            Pipeline::ROWS_256 => Kernel::matmul_sm90_256,
-            _ => Kernel::matmul_sm90_256_whole,
+    fn staying(rows: usize) -> Self {
+        let (kernel, block) = match rows {
+            0..=64 => (Kernel::matmul_sm90_64, pipeline_sm90::ROWS_64),
+            65..=128 => (Kernel::matmul_sm90_128, pipeline_sm90::ROWS_128),
+            129..=192 => (Kernel::matmul_sm90_192, pipeline_sm90::ROWS_192),
+            WHOLE_K => (Kernel::matmul_sm90_256_whole, pipeline_sm90::WHOLE_256),
+            _ => (Kernel::matmul_sm90_256, pipeline_sm90::ROWS_256),
         };
-        Self {
-            kernel,
-            block_m: pipeline.rows,
-            block_n: Pipeline::OUTPUTS,
-            threads: Pipeline::THREADS,
-            shared_bytes: pipeline.shared_bytes() as u32,
-            few: None,
-            pipeline: Some(pipeline),
-        }
+        Self { kernel, block, few: None, stay: true }
     }
 }
 
@@ -341,8 +323,8 @@ pub fn launch_split(
     let product = Launch {
         kernel: blocks.kernel,
         grid: blocks.grid(shape, rows, apart),
-        threads: blocks.threads,
-        shared_bytes: blocks.shared_bytes,
+        threads: blocks.block.threads as u32,
+        shared_bytes: blocks.block.shared_bytes as u32,
         arguments,
     };
     if !cut.apart {
@@ -350,8 +332,8 @@ pub fn launch_split(
     }
     let reduce = Launch {
         kernel: Kernel::matmul_reduce,
-        grid: [shape.outputs.div_ceil(256) as u32, rows as u32, 1],
-        threads: 256,
+        grid: [shape.outputs.div_ceil(REDUCE_THREADS) as u32, rows as u32, 1],
+        threads: REDUCE_THREADS as u32,
         shared_bytes: 0,
         arguments: vec![
             partials.into(),

@@ -5,29 +5,23 @@
 
 use half::bf16;
 
-use super::matmul::{Few, Shape, TILE, Unit, Weights};
-use super::pipeline::Pipeline;
-use super::{Argument, Kernel, Launch, Slice};
+use super::constants::choice::{self, LANES as WARP};
+use super::constants::moe::{self, GROUP_THREADS_MAX, GROUPED_AT_ONCE, ITEM_WORDS, TOGETHER};
+use super::constants::numbers::PACKET;
+use super::constants::{Block, pipeline_sm90, product};
+use super::matmul::{Few, Shape, Unit, Weights};
+use super::{Argument, Kernel, Launch, Slice, pipeline};
 use crate::elementwise::ClampedGate;
 use crate::moe::{GroupScore, Routing, Scoring};
 
 /// Experts of a layer at most: each lane of a warp keeps a bit for 32 of them.
-pub const EXPERTS_MAX: usize = 1024;
+pub const EXPERTS_MAX: usize = choice::EXPERTS_MAX;
 /// Groups of experts at most: a lane has one.
-pub const GROUPS_MAX: usize = 32;
-/// Threads of a block of `moe_group`, at least and at most, and of a warp.
-const GROUPERS: [usize; 2] = [256, 1024];
-const WARP: usize = 32;
-/// Slots that a thread of it asks for at once.
-const GROUPED_AT_ONCE: usize = 8;
-/// Tokens that [`choose`] takes at most, a warp each, and bytes of shared memory that these may have for
-/// their logits.
-const FEW_TOKENS: usize = 32;
+pub const GROUPS_MAX: usize = WARP;
+/// Threads of a block of `moe_group` at least.
+const GROUP_THREADS_MIN: usize = 256;
+/// Bytes of shared memory that tokens of [`choose`] may have for their logits.
 const FEW_BYTES: usize = 96 << 10;
-/// Words of an item of work.
-const ITEM_WORDS: usize = 4;
-/// Outputs that lie together in a gated weight: this many gates, then their values.
-const EIGHT: usize = 8;
 
 /// The router's choice for every row of `logits` `[tokens, experts]`: `ids` and `weights` `[tokens,
 /// routing.top]`. What they mean is in [`crate::moe::route`]; equal scores may differ from the CPU's in their
@@ -63,9 +57,9 @@ pub fn route(
     arguments.extend(router(tokens, experts, routing));
     (tokens > 0).then(|| Launch {
         kernel: Kernel::moe_route,
-        grid: [tokens.div_ceil(4) as u32, 1, 1],
-        threads: 128,
-        shared_bytes: (4 * (2 * experts + routing.top) * 4) as u32,
+        grid: [tokens.div_ceil(moe::ROUTE_TOKENS) as u32, 1, 1],
+        threads: moe::ROUTE_THREADS as u32,
+        shared_bytes: (moe::ROUTE_TOKENS * (2 * experts + routing.top) * 4) as u32,
         arguments,
     })
 }
@@ -73,9 +67,9 @@ pub fn route(
 /// What kernels want to know of a choice: `tokens` and on.
 fn router(tokens: usize, experts: usize, routing: &Routing) -> [Argument; 9] {
     let scoring = match routing.scoring {
-        Scoring::SoftmaxAll => 0u32,
-        Scoring::SoftmaxTop => 1,
-        Scoring::Sigmoid => 2,
+        Scoring::SoftmaxAll => choice::SOFTMAX_ALL,
+        Scoring::SoftmaxTop => choice::SOFTMAX_TOP,
+        Scoring::Sigmoid => choice::SIGMOID,
     };
     let (groups, keep, by_two) =
         routing.groups.map_or((0, 0, 0), |g| (g.count, g.keep, usize::from(g.by == GroupScore::TopTwoSum)));
@@ -154,7 +148,8 @@ pub fn group(ids: Slice<u32>, experts: usize, to: &GroupedSlots) -> Option<Launc
     (slots > 0).then(|| Launch {
         kernel: Kernel::moe_group,
         grid: [experts as u32, 1, 1],
-        threads: (slots / GROUPED_AT_ONCE).next_multiple_of(WARP).clamp(GROUPERS[0], GROUPERS[1]) as u32,
+        threads: (slots / GROUPED_AT_ONCE).next_multiple_of(WARP).clamp(GROUP_THREADS_MIN, GROUP_THREADS_MAX)
+            as u32,
         shared_bytes: ((experts + 2 + WARP) * 4) as u32,
         arguments: vec![
             ids.into(),
@@ -183,7 +178,7 @@ pub struct RouterSums {
 
 /// Whether [`choose`] takes so many tokens.
 pub fn are_few(tokens: usize, experts: usize) -> bool {
-    tokens <= FEW_TOKENS && tokens * experts * 2 * size_of::<f32>() <= FEW_BYTES
+    tokens <= moe::CHOOSE_TOKENS_MAX && tokens * experts * 2 * size_of::<f32>() <= FEW_BYTES
 }
 
 /// [`route`] and [`group`] of a few tokens in one launch, with their bits. `None` if there are no tokens.
@@ -243,9 +238,9 @@ pub fn choose(
 /// Which row of `[gates; values]`, `width` of each, a gated product has as its output `output`: gates and
 /// values lie beside each other in eights, rows of a weight before it is packed as well as biases.
 pub fn woven_row(output: usize, width: usize) -> usize {
-    let (eight, within) = (output / (2 * EIGHT), output % (2 * EIGHT));
-    let first = if within < EIGHT { 0 } else { width };
-    first + eight * EIGHT + within % EIGHT
+    let (both, within) = (output / (2 * TOGETHER), output % (2 * TOGETHER));
+    let first = if within < TOGETHER { 0 } else { width };
+    first + both * TOGETHER + within % TOGETHER
 }
 
 /// All experts' weights of one product on the device, one after another.
@@ -315,7 +310,7 @@ pub fn product(
     assert!(
         x.len * top == slots * shape.inputs
             && y.len == slots * columns
-            && (ending == Ending::Plain || shape.outputs.is_multiple_of(2 * EIGHT))
+            && (ending == Ending::Plain || shape.outputs.is_multiple_of(2 * TOGETHER))
             && images.len == count * shape.packed_bytes()
             && scales.map_or(0, |scales| scales.len) == count * shape.scales()
             && bias.is_none_or(|bias| bias.len == count * shape.outputs),
@@ -327,9 +322,9 @@ pub fn product(
     assert!(blocks.is_some(), "experts: no kernel takes {} rows of {:?}", grouped.block_rows, shape.weights);
     let blocks = blocks?;
     let (gate, by) = match ending {
-        Ending::Plain => (0u32, ClampedGate { alpha: 0.0, limit: 0.0 }),
-        Ending::Silu => (1, ClampedGate { alpha: 0.0, limit: 0.0 }),
-        Ending::Clamped(by) => (2, by),
+        Ending::Plain => (moe::NO_GATE, ClampedGate { alpha: 0.0, limit: 0.0 }),
+        Ending::Silu => (moe::SILU, ClampedGate { alpha: 0.0, limit: 0.0 }),
+        Ending::Clamped(by) => (moe::CLAMPED, by),
     };
     let mut arguments = vec![
         x.into(),
@@ -352,9 +347,9 @@ pub fn product(
     arguments.extend(blocks.few.into_iter().flat_map(Few::arguments));
     (slots > 0).then(|| Launch {
         kernel: blocks.kernel,
-        grid: blocks.grid([shape.outputs.div_ceil(blocks.block_n) as u32, items as u32, 1]),
-        threads: blocks.threads,
-        shared_bytes: blocks.shared_bytes,
+        grid: blocks.grid([shape.outputs.div_ceil(blocks.block.outputs) as u32, items as u32, 1]),
+        threads: blocks.block.threads as u32,
+        shared_bytes: blocks.block.shared_bytes as u32,
         arguments,
     })
 }
@@ -362,29 +357,25 @@ pub fn product(
 /// A kernel, and its blocks.
 struct Blocks {
     kernel: Kernel,
-    block_n: usize,
-    threads: u32,
-    shared_bytes: u32,
+    block: Block,
     /// Of weights that are not bf16.
     few: Option<Few>,
-    /// Of those whose blocks stay.
-    pipeline: Option<Pipeline>,
+    /// Whether blocks stay, and go through the work.
+    stay: bool,
 }
 
 impl Blocks {
-    /// With the parameters that its name stands for; `None` if none takes so many rows.
+    /// The kernel for items of so many rows; `None` if none takes them.
     fn choose(shape: Shape, unit: Unit, rows: usize, few: Few) -> Option<Self> {
-        let (kernel, block_n, stages) = match (unit, shape.weights, rows) {
-            (Unit::Warpgroup, Weights::Bf16, 16) => (Kernel::moe_product_sm90_16, 128, 6),
+        let (kernel, block) = match (unit, shape.weights, rows) {
+            (Unit::Warpgroup, Weights::Bf16, 16) => (Kernel::moe_product_sm90_16, product::HOPPER_ROWS_16),
             (Unit::Warpgroup, Weights::Bf16, _) => return Self::staying(shape, rows),
-            (_, Weights::Bf16, 16) => (Kernel::moe_product_bf16_16, 64, 5),
-            (_, Weights::Bf16, 64) => (Kernel::moe_product_bf16_64, 64, 4),
-            (_, Weights::Bf16, 128) => (Kernel::moe_product_bf16_128, 128, 3),
+            (_, Weights::Bf16, 16) => (Kernel::moe_product_bf16_16, product::ROWS_16),
+            (_, Weights::Bf16, 64) => (Kernel::moe_product_bf16_64, product::ROWS_64),
+            (_, Weights::Bf16, 128) => (Kernel::moe_product_bf16_128, product::ROWS_128),
             _ => return Self::few(shape.weights, rows, few),
         };
-        let threads = if block_n == 128 { 256 } else { 128 };
-        let shared_bytes = (stages * (rows * TILE * 2 + block_n / TILE * shape.image())) as u32;
-        Some(Self { kernel, block_n, threads, shared_bytes, few: None, pipeline: None })
+        Some(Self { kernel, block, few: None, stay: false })
     }
 
     fn few(weights: Weights, rows: usize, few: Few) -> Option<Self> {
@@ -399,31 +390,23 @@ impl Blocks {
             (Weights::Mxfp4, 64) => Kernel::moe_product_mxfp4_64,
             _ => return None,
         };
-        let (threads, shared_bytes) = (few.threads(), few.shared_bytes());
-        Some(Self { kernel, block_n: few.outputs(), threads, shared_bytes, few: Some(few), pipeline: None })
+        Some(Self { kernel, block: few.block(), few: Some(few), stay: false })
     }
 
     fn staying(shape: Shape, rows: usize) -> Option<Self> {
-        let (kernel, pipeline) = match (rows, shape.splits()) {
-            (64, _) => (Kernel::moe_product_sm90_64, Pipeline::ROWS_64),
-            (128, _) => (Kernel::moe_product_sm90_128, Pipeline::ROWS_128),
-            (256, 1) => (Kernel::moe_product_sm90_256_whole, Pipeline::ROWS_256_WHOLE),
-            (256, _) => (Kernel::moe_product_sm90_256, Pipeline::ROWS_256),
+        let (kernel, block) = match (rows, shape.splits()) {
+            (64, _) => (Kernel::moe_product_sm90_64, pipeline_sm90::ROWS_64),
+            (128, _) => (Kernel::moe_product_sm90_128, pipeline_sm90::ROWS_128),
+            (256, 1) => (Kernel::moe_product_sm90_256_whole, pipeline_sm90::WHOLE_256),
+            (256, _) => (Kernel::moe_product_sm90_256, pipeline_sm90::ROWS_256),
             _ => return None,
         };
-        Some(Self {
-            kernel,
-            block_n: Pipeline::OUTPUTS,
-            threads: Pipeline::THREADS,
-            shared_bytes: pipeline.shared_bytes() as u32,
-            few: None,
-            pipeline: Some(pipeline),
-        })
+        Some(Self { kernel, block, few: None, stay: true })
     }
 
     /// Of so many tiles.
     fn grid(&self, tiles: [u32; 3]) -> [u32; 3] {
-        if self.pipeline.is_some() { Pipeline::grid(tiles) } else { tiles }
+        if self.stay { pipeline::grid(tiles) } else { tiles }
     }
 }
 
@@ -445,7 +428,7 @@ pub fn combine(
     let width = out.len.checked_div(tokens)?;
     assert!(
         width > 0
-            && width.is_multiple_of(EIGHT)
+            && width.is_multiple_of(PACKET)
             && rows.len == places.len * width
             && places.len == tokens * top
             && weights.len == places.len
@@ -455,8 +438,8 @@ pub fn combine(
     );
     Some(Launch {
         kernel: Kernel::moe_combine,
-        grid: [width.div_ceil(EIGHT * 128) as u32, tokens as u32, 1],
-        threads: 128,
+        grid: [width.div_ceil(PACKET * moe::COMBINE_THREADS) as u32, tokens as u32, 1],
+        threads: moe::COMBINE_THREADS as u32,
         shared_bytes: 0,
         arguments: vec![
             rows.into(),

@@ -7,22 +7,19 @@ use half::bf16;
 
 mod plan;
 
+use super::constants::attention::{
+    self, FEW_ROWS, FEW_THREADS, LATENT_ROWS, MANY_ROWS, MANY_THREADS, MERGE_THREADS, PIPELINED_THREADS,
+};
 use super::matmul::Unit;
 use super::{Kernel, Launch, Slice};
 pub use plan::{AttentionCut, AttentionPlan, CutFor, Sequence};
 
 /// Absolute positions whose state is joined at a time.
-pub const CHUNK: usize = 256;
+pub const CHUNK: usize = attention::CHUNK;
 /// Words of an item, `struct Item` in `attention.cu`; one of zeros has no tokens, and its block returns at
 /// once.
-pub const ITEM_WORDS: usize = 8;
-/// Rows of a block for few tokens, and for prompts; of latents where `wgmma` multiplies.
-const FEW_ROWS: usize = 16;
-const MANY_ROWS: usize = 128;
-const LATENT_ROWS: usize = 64;
-const MERGE_THREADS: u32 = 128;
-/// Two warpgroups that multiply, and one that brings keys and values.
-const PIPELINED_THREADS: u32 = 384;
+pub const ITEM_WORDS: usize = attention::ITEM_WORDS;
+
 /// How pages hold keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvType {
@@ -166,7 +163,7 @@ pub fn launch(pages: &Pages, batch: &Batch<'_>) -> Vec<Launch> {
     let merge = Launch {
         kernel: Kernel::attention_merge,
         grid: [(plan.merges.len() / ITEM_WORDS) as u32, pages.kv_heads as u32, rows as u32],
-        threads: MERGE_THREADS,
+        threads: MERGE_THREADS as u32,
         shared_bytes: 0,
         arguments: vec![
             batch.merges.into(),
@@ -215,7 +212,7 @@ fn attend(pages: &Pages, batch: &Batch<'_>, items: usize) -> Launch {
         return Launch {
             kernel: pipelined_kernel(kind, rows, chunks.is_some()),
             grid: [pieces.min(batch.processors.max(1)) as u32, 1, 1],
-            threads: PIPELINED_THREADS,
+            threads: PIPELINED_THREADS as u32,
             shared_bytes: pipelined_shared_bytes(kind, chunks.is_some()) as u32,
             arguments,
         };
@@ -223,7 +220,7 @@ fn attend(pages: &Pages, batch: &Batch<'_>, items: usize) -> Launch {
     Launch {
         kernel: kernel(kind, pages.kv_type, rows, plan.carried),
         grid: [items as u32, pages.kv_heads as u32, 1],
-        threads: if rows == FEW_ROWS { 128 } else { 256 },
+        threads: (if rows == FEW_ROWS { FEW_THREADS } else { MANY_THREADS }) as u32,
         shared_bytes: shared_bytes(kind, pages.kv_type, rows) as u32,
         arguments,
     }
@@ -244,17 +241,14 @@ fn pipelined_kernel(kind: HeadKind, rows: usize, apart: bool) -> Kernel {
     }
 }
 
-/// `SHARED` in `attention_sm90.cuh`: the query, five tiles of keys and values, two barriers of each, and what
-/// of the joined sums has no room in registers, unless states are merged `apart`. In
-/// `attention_latent_sm90.cuh`: the query, two pairs of tiles, their weights, maxima and sums, and barriers.
 fn pipelined_shared_bytes(kind: HeadKind, apart: bool) -> usize {
-    let row = 2 * kind.key_dim();
-    if kind == HeadKind::Latent {
-        return LATENT_ROWS * row + 2 * 64 * row + LATENT_ROWS * 128 + 2 * 64 * 4 + 2 * 2 * 128 * 4 + 5 * 8;
+    match (kind, apart) {
+        (HeadKind::Dim64, false) => attention::PIPELINED_64_BYTES,
+        (HeadKind::Dim64, true) => attention::PIPELINED_64_APART_BYTES,
+        (HeadKind::Dim128, false) => attention::PIPELINED_128_BYTES,
+        (HeadKind::Dim128, true) => attention::PIPELINED_128_APART_BYTES,
+        (HeadKind::Latent, _) => attention::PIPELINED_LATENT_BYTES,
     }
-    let stages = 5;
-    let stashed = if kind == HeadKind::Dim128 && !apart { 6 * 4 * 256 * 4 } else { 0 };
-    MANY_ROWS * row + stages * 2 * 64 * row + (stages + 1) * 16 + stashed
 }
 
 fn kernel(kind: HeadKind, kv_type: KvType, rows: usize, carried: bool) -> Kernel {
@@ -278,26 +272,19 @@ fn kernel(kind: HeadKind, kv_type: KvType, rows: usize, carried: bool) -> Kernel
     }
 }
 
-/// `SHARED` in `attention_decode.cuh` and `attention_prefill.cuh`, with the stages named beside each kernel
-/// in `attention.cu`.
 fn shared_bytes(kind: HeadKind, kv_type: KvType, rows: usize) -> usize {
-    let fp8 = kv_type == KvType::Fp8;
-    let latent = kind == HeadKind::Latent;
-    let tile = if latent { 32 } else { 64 };
-    let values = if latent { 0 } else { kind.value_dim() };
-    let wide = tile * (kind.key_dim() + values) * 2;
-    let stage = if fp8 { wide / 2 } else { wide };
-    if rows == MANY_ROWS {
-        return if fp8 { 2 * stage + 2 * wide } else { 3 * stage };
+    match (kind, kv_type, rows == FEW_ROWS) {
+        (HeadKind::Dim64, KvType::Bf16, true) => attention::FEW_64_BF16_BYTES,
+        (HeadKind::Dim64, KvType::Bf16, false) => attention::MANY_64_BF16_BYTES,
+        (HeadKind::Dim64, KvType::Fp8, true) => attention::FEW_64_FP8_BYTES,
+        (HeadKind::Dim64, KvType::Fp8, false) => attention::MANY_64_FP8_BYTES,
+        (HeadKind::Dim128, KvType::Bf16, true) => attention::FEW_128_BF16_BYTES,
+        (HeadKind::Dim128, KvType::Bf16, false) => attention::MANY_128_BF16_BYTES,
+        (HeadKind::Dim128, KvType::Fp8, true) => attention::FEW_128_FP8_BYTES,
+        (HeadKind::Dim128, KvType::Fp8, false) => attention::MANY_128_FP8_BYTES,
+        (HeadKind::Latent, KvType::Bf16, _) => attention::FEW_LATENT_BF16_BYTES,
+        (HeadKind::Latent, KvType::Fp8, _) => attention::FEW_LATENT_FP8_BYTES,
     }
-    let stages = match (kind, kv_type) {
-        (HeadKind::Latent, _) | (HeadKind::Dim128, KvType::Bf16) => 3,
-        _ => 4,
-    };
-    // Weights, maxima of four warps, and of latents what weights add up to.
-    let exchanged = rows * tile * 2 + 4 * rows * 4 + if latent { 1024 } else { 0 };
-    let kept = if latent { rows * kind.key_dim() * 2 + if fp8 { wide } else { 0 } } else { 0 };
-    stages * stage + exchanged + kept
 }
 
 #[cfg(test)]

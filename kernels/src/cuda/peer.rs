@@ -19,6 +19,9 @@ use std::time::Duration;
 
 use half::bf16;
 
+use super::constants::moe::ITEM_WORDS;
+use super::constants::numbers::PACKET;
+use super::constants::peer::{self, LANES, PART, SHARED_WORDS, STATE_WORDS, WHOLE};
 use super::moe::{EXPERTS_MAX, GroupedSlots};
 use super::{Argument, Device, DeviceError, Kernel, Launch, Slice};
 use crate::fabric::FabricError;
@@ -27,18 +30,9 @@ use crate::moe::Placement;
 pub use layout::{CONTROL_BYTES, Layout, LayoutError, PAIRS_MAX, TOKENS_MAX, TOP_MAX};
 pub use offer::{HANDLE_BYTES, exchange as exchange_handles};
 pub use report::Report;
-use report::STATE_WORDS;
 
 /// The first round of a new group. Any number but 0 will do, if it is the same on all ranks.
 pub const FIRST_ROUND: u32 = 1;
-/// Words of shared memory that every kernel has.
-const SHARED_WORDS: usize = 16;
-/// Elements of a packet, threads of a block that takes a part of a row, and of one that takes whole rows.
-const PACKET: usize = 8;
-const PART: usize = 128;
-const WHOLE: usize = 256;
-/// Threads of a warp.
-const WARP: usize = 32;
 /// Slots of a rank whose ways a block keeps in its own memory: 16 KB.
 const SHARED_SLOTS_MAX: usize = 4096;
 /// Blocks that copy whole rows, for each processor: as many as it holds of 256 threads at 2 KB of registers
@@ -176,7 +170,7 @@ impl Ways {
         }
         let home = |(expert, mask): (usize, &u32)| {
             let rank = mask.trailing_zeros();
-            rank << 16 | locals.numbers[rank as usize * experts + expert]
+            rank << peer::RANK_BIT | locals.numbers[rank as usize * experts + expert]
         };
         let homes: Vec<u32> = holders.iter().enumerate().map(home).collect();
         Ok(Self { experts, homes: Some(device.upload(&homes)?), holders: None, locals: None, of_slots })
@@ -264,7 +258,7 @@ impl Peers {
         let words = layout.ranks * layout.held + of_several + of_slots_here;
         let send = vec![tokens.counts.into(), tokens.x.into(), self.places.into()];
         [
-            self.launch(Kernel::peer_plan, [self.count, 1, 1], WARP * layout.ranks, words, plan),
+            self.launch(Kernel::peer_plan, [self.count, 1, 1], LANES * layout.ranks, words, plan),
             self.launch(Kernel::peer_dispatch_send, self.parts(tokens), PART, 0, send),
         ]
     }
@@ -278,7 +272,7 @@ impl Peers {
         let items_max = self.items_max(to.block_rows);
         assert!(
             to.rows.len == self.count * layout.rows() * layout.width
-                && to.items.len == self.count * items_max * 4
+                && to.items.len == self.count * items_max * ITEM_WORDS
                 && to.item_counts.len == self.count
                 && to.most <= layout.rows(),
             "peers: shapes disagree"

@@ -1,10 +1,11 @@
 //! Launches `probe.cu`: what the device itself reaches.
 
+use super::constants::probe;
 use super::{Kernel, Launch, Slice};
 
-const THREADS: u32 = 256;
+const THREADS: u32 = probe::THREADS as u32;
 /// Words of matrix fragments that a block's threads start from.
-pub const SEED_WORDS: usize = THREADS as usize * 6;
+pub const SEED_WORDS: usize = probe::THREADS * probe::SEED_WORDS;
 const WARPS: u32 = THREADS / 32;
 /// Operations (a multiplication and an addition are two) of a warp in a round: eight products of 16 x 8 x 16.
 const ROUND_OPERATIONS: u64 = 8 * 2 * 16 * 8 * 16;

@@ -2,14 +2,10 @@
 
 use half::bf16;
 
+use super::constants::numbers::{PACKET, PACKET_WORDS};
+use super::constants::rms_norm::THREADS_MAX;
 use super::{Kernel, Launch, Slice};
 use crate::heads::Heads;
-
-/// Elements that a thread takes at once, and threads of a block at most.
-const PACKET: usize = 8;
-const THREADS_MAX: usize = 512;
-/// Floats that a thread reads at once of what warps have found.
-const FOUND: u32 = 4;
 
 /// Where the rows lie, and how many of a head's elements are normalised (`width`, from its beginning).
 #[derive(Debug, Clone, Copy)]
@@ -56,7 +52,7 @@ pub fn launch(
         return None;
     }
     // A function of the width alone: it fixes the order of the sum.
-    let threads = (width / PACKET).next_multiple_of(32).min(THREADS_MAX) as u32;
+    let threads = (width / PACKET).next_multiple_of(32).min(THREADS_MAX);
     let kernel = match width.div_ceil(THREADS_MAX * PACKET) {
         1 => Kernel::rms_norm_1,
         2 => Kernel::rms_norm_2,
@@ -66,8 +62,9 @@ pub fn launch(
     Some(Launch {
         kernel,
         grid: [heads.count as u32, rows as u32, 1],
-        threads,
-        shared_bytes: (threads / 32).next_multiple_of(FOUND) * 4,
+        threads: threads as u32,
+        // What warps have found is read in packets.
+        shared_bytes: ((threads / 32).next_multiple_of(PACKET_WORDS) * 4) as u32,
         arguments: vec![
             x.starting_at(heads.first).into(),
             residual.map(|r| r.starting_at(heads.first)).into(),

@@ -2,6 +2,9 @@
 
 use half::bf16;
 
+use super::constants::choice;
+use super::constants::numbers::{PACKET, PACKET_BYTES};
+use super::constants::rope::{HEAD_THREADS, THREADS};
 use super::paged_attention::{HeadKind, KvType, Pages};
 use super::rms_norm::{self, NormRows};
 use super::{Argument, Kernel, Launch, Slice};
@@ -9,13 +12,9 @@ use crate::heads::Heads;
 use crate::rope::Pairing;
 
 /// A slot that takes nothing: the token's keys and values are not kept.
-pub const NO_SLOT: u32 = u32::MAX;
-/// Threads of a block of `rope_write`, and of `rope_heads`.
-const THREADS: u32 = 256;
-const HEAD_THREADS: usize = 128;
-/// Elements of a lane of `rope_heads`, and bytes at whose multiples it reads.
-const PACKET: usize = 8;
-const ALIGNED: u64 = 16;
+pub const NO_SLOT: u32 = choice::NO_SLOT;
+/// At whose multiples `rope_heads` reads.
+const ALIGNED: u64 = PACKET_BYTES as u64;
 /// Blocks of `rope_heads` that fill a device; more of them read a token's angles more often.
 const BLOCKS: usize = 2112;
 
@@ -148,7 +147,7 @@ fn any_heads(
     ];
     arguments.extend(sizes.map(Argument::from));
     arguments.extend(ending(pairing, pages, kv_scale));
-    Launch { kernel, grid: [slots.len as u32, 1, 1], threads: THREADS, shared_bytes: 0, arguments }
+    Launch { kernel, grid: [slots.len as u32, 1, 1], threads: THREADS as u32, shared_bytes: 0, arguments }
 }
 
 /// Heads in packets, normalised if they are to be.

@@ -1,16 +1,13 @@
 //! Launches `rules.cu`: what changes a row of logits before a token is drawn from it. What the rules mean is
 //! `worker/src/engine/token_rules.rs`' business.
 
+use super::constants::rules;
 use super::{Kernel, Launch, Slice};
 
-const THREADS: u32 = 256;
-/// `struct Scratch`: a sum for each warp, and a word.
-const SCRATCH_BYTES: u32 = 4 * (THREADS / 32 + 1);
-const NONE: u32 = u32::MAX;
 /// Words of a [`Rule`], and of the header that a list begins with.
-pub const RULE_WORDS: usize = 4;
+pub const RULE_WORDS: usize = rules::RULE_WORDS;
 /// Words that a row's [`RowRules`] take on the device; the last one is padding.
-pub const ROW_WORDS: usize = 8;
+pub const ROW_WORDS: usize = rules::ROW_WORDS;
 
 /// What a row's rules say of one id.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -32,8 +29,13 @@ pub struct Rule {
 impl Rule {
     fn words(&self) -> [u32; RULE_WORDS] {
         let Self { id, generated, in_prompt, bias, is_held, is_forbidden } = *self;
-        let flags = [in_prompt, bias.is_some(), is_held, is_forbidden];
-        let flags = (0..).zip(flags).map(|(bit, flag)| u32::from(flag) << bit).sum();
+        let flags = [
+            (in_prompt, rules::IN_PROMPT),
+            (bias.is_some(), rules::BIASED),
+            (is_held, rules::HELD),
+            (is_forbidden, rules::NEVER),
+        ];
+        let flags = flags.iter().map(|(flag, bit)| if *flag { *bit } else { 0 }).sum();
         [id, generated, flags, bias.unwrap_or(0.0).to_bits()]
     }
 }
@@ -76,7 +78,7 @@ impl RowRules {
     /// As the kernel reads them.
     pub fn words(&self) -> [u32; ROW_WORDS] {
         let Self { list, token, mask, holds, repetition, frequency, presence } = *self;
-        let [list, token, mask] = [list, token, mask].map(|at| at.map_or(NONE, |at| at as u32));
+        let [list, token, mask] = [list, token, mask].map(|at| at.map_or(rules::NONE, |at| at as u32));
         let [r, f, p] = [repetition, frequency, presence].map(f32::to_bits);
         [list, token, mask, holds.into(), r, f, p, 0]
     }
@@ -105,8 +107,8 @@ pub fn launch(
     (count > 0).then(|| Launch {
         kernel: Kernel::apply_rules,
         grid: [count as u32, 1, 1],
-        threads: THREADS,
-        shared_bytes: SCRATCH_BYTES,
+        threads: rules::THREADS as u32,
+        shared_bytes: rules::SCRATCH_BYTES as u32,
         arguments: vec![
             logits.into(),
             rows.into(),

@@ -1,19 +1,8 @@
 //! Launches `sample.cu`: from logits to a token id, and to what a log-probability is made of.
 
+use super::constants::sample;
 use super::{Argument, Kernel, Launch, Slice};
 
-const THREADS: u32 = 512;
-const WARPS: u32 = THREADS / 32;
-const BINS: u32 = 1024;
-const GATHERED: u32 = 2048;
-const CHUNKS: u32 = 256;
-/// A place for each thread.
-const PEAKS_BYTES: u32 = 8 * THREADS;
-/// `struct Finder`, which is larger than `struct Scan`.
-const FINDER_BYTES: u32 = 8 * WARPS + 16 * (BINS + GATHERED) + 8 * 256 + 128;
-/// `struct Joint` of each row, and weights of each part, in words.
-const JOINT_WORDS: usize = 8 + 3 * BINS as usize + 2 * CHUNKS as usize + 2 * GATHERED as usize;
-const PART_WORDS: usize = 2 * WARPS as usize;
 /// A row is cut into parts until there are about so many blocks: two for each multiprocessor of a large GPU.
 const BLOCKS: usize = 264;
 /// With more, each thread of one row would have less than a packet.
@@ -21,7 +10,7 @@ const PARTS: usize = 64;
 /// Ids that are worth a block.
 const PART_IDS: usize = 2048;
 /// Words that a row's [`Parameters`] take on the device; seed and position take two each.
-pub const PARAMETER_WORDS: usize = 8;
+pub const PARAMETER_WORDS: usize = sample::PARAMETER_WORDS;
 
 /// How a row's token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -57,12 +46,13 @@ fn parts(rows: usize, vocabulary: usize) -> usize {
 /// Words of memory that [`launch`] and [`score`] need beside their results; never fewer for more rows.
 pub fn work_words(rows: usize, vocabulary: usize) -> usize {
     let parts = (rows * PARTS.min(vocabulary.div_ceil(PART_IDS))).min(rows + BLOCKS);
-    rows * JOINT_WORDS + parts * PART_WORDS
+    rows * sample::JOINT_WORDS + parts * sample::PART_WORDS
 }
 
 /// A kernel that takes the parts of all rows.
-fn step(kernel: Kernel, grid: [usize; 2], shared_bytes: u32, arguments: Vec<Argument>) -> Launch {
-    Launch { kernel, grid: [grid[0] as u32, grid[1] as u32, 1], threads: THREADS, shared_bytes, arguments }
+fn step(kernel: Kernel, grid: [usize; 2], shared_bytes: usize, arguments: Vec<Argument>) -> Launch {
+    let grid = [grid[0] as u32, grid[1] as u32, 1];
+    Launch { kernel, grid, threads: sample::THREADS as u32, shared_bytes: shared_bytes as u32, arguments }
 }
 
 /// Chooses a token for every row of `logits` `[rows, vocabulary]`; `logprobs` are the logarithms of the
@@ -103,21 +93,21 @@ fn both(
     (kernel, second): (Kernel, [Argument; 5]),
 ) -> Vec<Launch> {
     let parts = parts(rows, vocabulary);
-    let chunks = 1 << (CHUNKS as usize / parts).ilog2();
+    let chunks = 1 << (sample::CHUNKS / parts).ilog2();
     let with =
         |pointers: &[Argument], chunks: usize| [pointers, &[vocabulary.into(), chunks.into()]].concat();
     vec![
-        step(Kernel::sample_peaks, [parts, rows], PEAKS_BYTES, with(&first, chunks)),
-        step(kernel, [parts, rows], FINDER_BYTES, with(&second, parts * chunks)),
+        step(Kernel::sample_peaks, [parts, rows], sample::PEAKS_BYTES, with(&first, chunks)),
+        step(kernel, [parts, rows], sample::FINDER_BYTES, with(&second, parts * chunks)),
     ]
 }
 
 /// Of the likeliest tokens a score has so many at most.
-pub const TOP: usize = 20;
+pub const TOP: usize = sample::TOP;
 /// Words of a score.
-pub const SCORE_WORDS: usize = 6 + 2 * TOP;
+pub const SCORE_WORDS: usize = sample::SCORE_WORDS;
 /// Of a row whose score is not wanted.
-pub const NOT_WANTED: u32 = u32::MAX;
+pub const NOT_WANTED: u32 = sample::NOT_WANTED;
 
 /// What the model thought of a token, as far as its row of logits goes: what log-probabilities are made of.
 #[derive(Debug, Clone, PartialEq)]

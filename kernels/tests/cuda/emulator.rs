@@ -54,14 +54,25 @@ impl Emulator {
     /// blocks did not write.
     #[allow(dead_code, reason = "asked where kernels are tested alone")]
     pub(crate) fn shared_in_vain(&mut self) -> Result<Vec<(String, usize)>, DeviceError> {
-        self.send(&[b'U'.into()])?;
+        let text = self.ask(b'U')?;
+        let entry = |line: &str| line.split_once(' ').map(|(name, n)| (name.to_owned(), n.parse().ok()));
+        Ok(text.lines().filter_map(entry).filter_map(|(name, bytes)| Some((name, bytes?))).collect())
+    }
+
+    /// What launches must know of the kernels, as the source that `src/cuda/constants.rs` has to be.
+    #[allow(dead_code, reason = "asked where kernels are tested alone")]
+    pub(crate) fn constants(&mut self) -> Result<String, DeviceError> {
+        self.ask(b'C')
+    }
+
+    /// The text that answers a command.
+    fn ask(&mut self, command: u8) -> Result<String, DeviceError> {
+        self.send(&[command.into()])?;
         let mut length = [0; 8];
         self.receive(&mut length)?;
         let mut text = vec![0; u64::from_le_bytes(length) as usize];
         self.receive(&mut text)?;
-        let text = String::from_utf8_lossy(&text).into_owned();
-        let entry = |line: &str| line.split_once(' ').map(|(name, n)| (name.to_owned(), n.parse().ok()));
-        Ok(text.lines().filter_map(entry).filter_map(|(name, bytes)| Some((name, bytes?))).collect())
+        Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
     fn send(&mut self, words: &[u64]) -> Result<(), DeviceError> {

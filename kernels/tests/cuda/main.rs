@@ -16,6 +16,17 @@ use emulator::Emulator;
 /// access that the emulator refuses.
 const IN_VAIN: usize = 2048;
 
+/// Launches know of the kernels what the kernels' sources say.
+#[test]
+fn the_committed_constants_are_the_kernels() {
+    let Some(mut emulator) = Emulator::start(1) else { return };
+    let wanted = emulator.constants().expect("the emulator answers");
+    let committed = include_str!("../../src/cuda/constants.rs");
+    let differs = committed.lines().zip(wanted.lines()).find(|(here, there)| here != there);
+    assert_eq!(differs, None, "src/cuda/constants.rs is stale: run kernels/build --constants");
+    assert!(committed == wanted, "src/cuda/constants.rs has not all constants, or more");
+}
+
 /// Runs the case `name` under a few orders of threads.
 fn emulated(name: &str) {
     let case = cases::CASES.iter().find(|case| case.name == name).expect("a case of that name");

@@ -65,7 +65,7 @@ fn known(line: &str) -> Option<Op> {
         | "if (step == DISPATCH_RECEIVE) ends(TO_EXPERTS);"
         | "if (step == COMBINE_RECEIVE) ends(BACK);"
         | "#pragma unroll 1"
-        | "const uint32_t fault = cause << 8 | phase << 16 | whom;"
+        | "const uint32_t fault = cause << CAUSE_BIT | phase << PHASE_BIT | whom;"
         | "state->fault_round = round;"
         | "state->fault = fault;" => Op::Nothing,
         _ => return None,

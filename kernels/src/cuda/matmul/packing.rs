@@ -3,6 +3,7 @@
 use half::bf16;
 
 use super::{Shape, TILE, Weights};
+use crate::cuda::constants::product_few::MXFP4;
 use crate::quant::MXFP4_BLOCK;
 
 /// Packs bf16 weights `[outputs, inputs]`.
@@ -74,7 +75,7 @@ pub fn pack_mxfp4(shape: Shape, codes: &[u8], exponents: &[u8]) -> Vec<u8> {
         let (sign, rest) = [(12, 6), (9, 3), (11, 9), (10, 0)][nibble(k)];
         or_half(image, half_place(n, k), (code & 8) << sign | (code & 7) << rest);
         let pair = n / 16 * 8 + n % 8;
-        image[TILE * TILE / 2 + pair * 4 + n / 8 % 2 * 2 + k / MXFP4_BLOCK] = exponents[at / MXFP4_BLOCK];
+        image[MXFP4.codes + pair * 4 + n / 8 % 2 * 2 + k / MXFP4_BLOCK] = exponents[at / MXFP4_BLOCK];
     })
 }
 

@@ -4,21 +4,18 @@
 use std::fmt;
 
 use crate::cuda::DeviceError;
-use crate::fabric::RANKS_MAX;
+use crate::cuda::constants::numbers::PACKET_BYTES as PACKET;
+use crate::cuda::constants::peer::{self, RANKS_MAX, ROW_BYTES};
 
 /// Bytes before a mailbox's messages: flags, and whose fault it is if the group has failed.
-pub const CONTROL_BYTES: usize = 1024;
+pub const CONTROL_BYTES: usize = peer::CONTROL_BYTES;
 /// Experts a token may have at most: a lane of a warp for each.
-pub const TOP_MAX: usize = 32;
+pub const TOP_MAX: usize = peer::LANES;
 /// Ranks times experts of a rank at most: 36 KB of a block's shared memory, of the 48 KB that every block may
 /// have.
 pub const PAIRS_MAX: usize = 4096;
 /// Tokens of a rank in a round at most: the blocks of a launch along one side.
 pub const TOKENS_MAX: usize = 65_535;
-/// What lies at a multiple of this begins at a packet.
-const PACKET: usize = 16;
-/// Bytes of a row of a message: its token, its slot.
-const ROW_BYTES: usize = 8;
 /// Mailboxes of one allocation begin at multiples of this.
 const MAILBOX_ALIGNMENT: usize = 256;
 

@@ -5,13 +5,11 @@
 use std::time::Duration;
 
 use super::Layout;
+use crate::cuda::constants::peer::{
+    CAUSE_BIT, DEADLINE, FAULT_AT, PHASE_BIT, PROTOCOL, SPENT_AT, STATE_WORDS,
+};
 use crate::fabric::{Cause, FabricError, Phase};
 use crate::moe::parallel::Times;
-
-/// Words of a rank's state, and where in it what lies.
-pub(super) const STATE_WORDS: usize = 15;
-const FAULT_AT: usize = 8;
-const SPENT_AT: usize = 12;
 
 /// The words of a rank's report, as they were fetched.
 #[derive(Debug, Clone)]
@@ -42,10 +40,10 @@ impl Report {
         if fault == 0 {
             return None;
         }
-        let combines = fault >> 16 & 1;
-        let cause = match fault >> 8 & 0xff {
-            1 => Cause::Deadline(deadline),
-            2 => Cause::Protocol("a message that makes no sense"),
+        let combines = fault >> PHASE_BIT & 1;
+        let cause = match fault >> CAUSE_BIT & 0xff {
+            DEADLINE => Cause::Deadline(deadline),
+            PROTOCOL => Cause::Protocol("a message that makes no sense"),
             _ => Cause::Protocol("tokens out of turn, too many, or for an expert that nobody holds"),
         };
         let error = FabricError {
