@@ -10,7 +10,8 @@
 
 namespace constants {
 
-constexpr const char* HEAD = R"(//! What launches must know of the kernels: threads, tiles, limits, sizes of what both read. Written by
+constexpr const char* HEAD =
+    R"(//! What launches must know of the kernels: threads, tiles, limits, sizes of what both read. Written by
 //! `kernels/build`, as `emulate/constants.h` says, from the sources that each module names: change it there.
 
 /// A product's block.

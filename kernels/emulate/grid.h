@@ -1,5 +1,6 @@
-// Runs a CUDA grid on the CPU for tests: every CUDA thread is a fiber, and whoever may run is chosen at
-// random, so that a missing barrier shows as a wrong result under some seed. One operating-system thread
+// Runs a CUDA grid on the CPU for tests: every CUDA thread is a fiber, some blocks are there at once, and
+// whoever may run is chosen at random, so that a missing barrier shows as a wrong result under some seed, and
+// a block that waits for one that may never come as a deadlock. One operating-system thread
 // runs all of it: what real hardware does at once here happens in some order. Not for speed, and no model
 // of time.
 #pragma once
@@ -96,6 +97,7 @@ struct Barrier {
 };
 
 struct Block {
+    Dim index;
     std::vector<Fiber> fibers;
     std::vector<Fiber*> runnable;
     std::vector<Warp> warps;
@@ -228,34 +230,32 @@ inline void finish_a_copy() {
     copy();
 }
 
-inline void run_fibers() {
-    while (block->unfinished > 0) {
-        if (!block->copies.empty() && (block->runnable.empty() || random.below(256) == 0)) {
-            finish_a_copy();
-            continue;
-        }
-        if (block->runnable.empty()) {
-            for (Fiber& f : block->fibers) {
-                if (!f.finished)
-                    std::fprintf(stderr, "emulator: thread %u sleeps in %s\n", f.rank, f.sleeps_in);
-            }
-            fail("deadlock: the threads of a block wait for each other");
-        }
-        size_t i = random.below(block->runnable.size());
-        current = block->runnable[i];
-        block->runnable[i] = block->runnable.back();
-        block->runnable.pop_back();
-        threadIdx = current->index;
-        to_fiber(*current);
+[[noreturn]] inline void fail_asleep() {
+    for (Fiber& f : block->fibers) {
+        if (!f.finished) std::fprintf(stderr, "emulator: thread %u sleeps in %s\n", f.rank, f.sleeps_in);
     }
-    if (!block->copies.empty()) fail("a block ended before its bulk copies");
+    fail("deadlock: the threads of a block wait for each other");
 }
 
-// Runs one block; `shared` has been filled with poison.
-inline void run_block(Block& b, Dim index, unsigned char* shared) {
+// Lets one of the block's threads go on, or one of its copies end.
+inline void step(Block& b) {
     block = &b;
-    blockIdx = index;
+    blockIdx = b.index;
+    if (!b.copies.empty() && (b.runnable.empty() || random.below(256) == 0)) return finish_a_copy();
+    if (b.runnable.empty()) fail_asleep();
+    size_t i = random.below(b.runnable.size());
+    current = b.runnable[i];
+    b.runnable[i] = b.runnable.back();
+    b.runnable.pop_back();
+    threadIdx = current->index;
+    to_fiber(*current);
+    if (b.unfinished == 0 && !b.copies.empty()) fail("a block ended before its bulk copies");
+}
+
+// Begins a block; `shared` has been filled with poison.
+inline void begin(Block& b, Dim index, unsigned char* shared) {
     unsigned threads = blockDim.x * blockDim.y * blockDim.z;
+    b.index = index;
     b.fibers.resize(threads);
     b.warps.assign((threads + 31) / 32, Warp{});
     b.warpgroups.assign((threads + 127) / 128, Warpgroup{});
@@ -275,7 +275,6 @@ inline void run_block(Block& b, Dim index, unsigned char* shared) {
         start(fiber);
         b.runnable.push_back(&fiber);
     }
-    run_fibers();
 }
 
 }  // namespace emulate

@@ -14,6 +14,7 @@
 #include "../src/choice.cuh"
 #include "../src/gate.cuh"
 #include "../src/moe.cuh"
+#include "../src/moe_pair.cuh"
 #include "../src/norm.cuh"
 #include "../src/numbers.cuh"
 #include "../src/peer.cuh"
@@ -59,6 +60,8 @@ namespace moe_product_cu {
 #include "../src/moe_product.cu"
 #undef MOE_PRODUCT
 #undef MOE_PRODUCT_FEW
+#undef MOE_PAIR_FEW
+#undef BOTH
 }
 namespace moe_product_sm90_cu {
 #include "../src/moe_product_sm90.cu"
@@ -187,8 +190,14 @@ inline const std::map<std::string, Kernel> kernels = {
     KERNEL(moe_product_mxfp4_16),
     KERNEL(moe_product_mxfp4_64),
     KERNEL(moe_product_int8_16),
+    KERNEL(moe_product_pair_bf16),
+    KERNEL(moe_product_pair_fp8),
+    KERNEL(moe_product_pair_int4),
+    KERNEL(moe_product_pair_int8),
+    KERNEL(moe_product_pair_mxfp4),
     KERNEL(moe_product_int8_64),
     KERNEL(moe_product_sm90_16),
+    KERNEL(moe_product_sm90_pair),
     KERNEL(moe_product_sm90_64),
     KERNEL(moe_product_sm90_128),
     KERNEL(moe_product_sm90_256),

@@ -2,7 +2,9 @@
 // not be touched, and what lies between holds a pattern: an access outside a buffer is an error.
 #pragma once
 
+#include <algorithm>
 #include <csignal>
+#include <memory>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -68,10 +70,13 @@ inline void catch_faults() {
     sigaction(SIGBUS, &action, nullptr);
 }
 
+// Blocks that are there at once, at most: some launches have one, others two or three.
+constexpr size_t RESIDENT_MAX = 3;
+
 // Runs a grid, its blocks and threads in an order that `seed` decides; how many bytes at the end of its
 // shared memory no block has written.
 inline size_t run_grid(const Kernel& kernel, Dim grid, Dim threads, size_t shared_bytes, uint64_t seed,
-                     const uint64_t* arguments) {
+                       const uint64_t* arguments) {
     gridDim = grid, blockDim = threads;
     random.state = seed;
     body = [&] { kernel.call(arguments); };
@@ -80,16 +85,30 @@ inline size_t run_grid(const Kernel& kernel, Dim grid, Dim threads, size_t share
         for (unsigned y = 0; y < grid.y; ++y)
             for (unsigned x = 0; x < grid.x; ++x) order.push_back({x, y, z});
     for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
-    static Block block;
-    size_t used = 0;
-    Buffer shared(shared_bytes, random.coin(), SHARED_ALIGNMENT);
-    for (Dim index : order) {
-        std::memset(shared.data, POISON, shared_bytes);
-        run_block(block, index, shared.data);
-        shared.check();
+    static Block places[RESIDENT_MAX];
+    std::vector<std::unique_ptr<Buffer>> shared;
+    std::vector<size_t> resident;
+    size_t next = 0, used = 0;
+    auto begin_next = [&](size_t place) {
+        std::memset(shared[place]->data, POISON, shared_bytes);
+        begin(places[place], order[next++], shared[place]->data);
+    };
+    const size_t at_once = std::min<size_t>(1 + random.below(RESIDENT_MAX), order.size());
+    for (size_t place = 0; place < at_once; ++place) {
+        shared.push_back(std::make_unique<Buffer>(shared_bytes, random.coin(), SHARED_ALIGNMENT));
+        begin_next(place);
+        resident.push_back(place);
+    }
+    while (!resident.empty()) {
+        size_t i = random.below(resident.size()), place = resident[i];
+        step(places[place]);
+        if (places[place].unfinished > 0) continue;
+        shared[place]->check();
         size_t used_here = shared_bytes;
-        while (used_here > used && shared.data[used_here - 1] == POISON) --used_here;
+        while (used_here > used && shared[place]->data[used_here - 1] == POISON) --used_here;
         used = std::max(used, used_here);
+        if (next < order.size()) begin_next(place);
+        else resident.erase(resident.begin() + i);
     }
     return shared_bytes - used;
 }

@@ -1,7 +1,7 @@
 // The emulator's process: keeps buffers, launches kernels of `kernels.h` on request, answers on standard
 // output. Words of the protocol are little-endian u64: 'A' id bytes, 'W' id offset bytes data, 'R' id
 // offset bytes -> data, 'P' id -> address, 'L' name grid block shared seed arguments -> 1, 'U' and 'C' -> a
-// text.
+// text, 'S' -> a number.
 #include <map>
 #include <string>
 
@@ -85,6 +85,8 @@ int main() {
             for (auto& [name, bytes] : in_vain)
                 text += name + " " + std::to_string(bytes) + "\n";
             answer(text);
+        } else if (command == 'S') {
+            std::fwrite(&emulate::waits, 8, 1, stdout);
         } else if (command == 'C') {
             answer(constants::source());
         } else if (command == 'L') {

@@ -53,7 +53,7 @@ __device__ __forceinline__ float* partial(const Problem& p, uint32_t m, uint32_t
 }
 
 __device__ __forceinline__ Operands operands(const Problem& p, uint32_t rows) {
-    return {p.x, p.weights, p.scales, p.n, p.k, p.split_tiles, blockIdx.y * rows, p.m, nullptr, 1};
+    return {p.x, p.weights, p.scales, p.n, p.k, p.split_tiles, blockIdx.y * rows, p.m, nullptr, 1, blockIdx.x};
 }
 
 template <class K>

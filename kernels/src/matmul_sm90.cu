@@ -34,7 +34,8 @@ __device__ __forceinline__ void store(const Problem& p, uint32_t m, uint32_t n, 
 template <class K>
 __device__ __forceinline__ void matmul(const Problem& p) {
     const warpgroup_product::Operands operands{
-        p.x, p.weights, p.n, p.k, p.split_tiles, blockIdx.y * K::BLOCK_ROWS, p.m, nullptr, 1};
+        p.x, p.weights, p.n, p.k, p.split_tiles, blockIdx.y * K::BLOCK_ROWS, p.m, nullptr, 1,
+        blockIdx.x};
     K kernel(operands);
     if (p.partials != nullptr) {
         const int first = blockIdx.z * p.split_tiles;

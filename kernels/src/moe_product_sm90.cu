@@ -2,9 +2,11 @@
 // bit. Same arguments, same contract. Grid: (n tiles of 128, the most items there can be). Block: 256
 // threads.
 //
+// `moe_product_sm90_pair` is both products of a layer, where items have up to 16 rows (`moe_pair.cuh`).
+//
 // From 64 rows an item on, blocks stay and go through the pieces of work (`pipeline_sm90.cuh`): a grid of any
 // number of blocks, of 384 threads.
-#include "moe.cuh"
+#include "moe_pair.cuh"
 #include "pipeline_sm90.cuh"
 #include "product_sm90.cuh"
 
@@ -24,16 +26,20 @@ __device__ __forceinline__ void write(const K& kernel, const warpgroup_product::
     }
 }
 
-template <class K>
-__device__ __forceinline__ void product(warpgroup_product::Operands p, Ending ending, const ExpertRows* items,
-                                        const uint32_t* item_count) {
+// An item's rows, and its expert's weight.
+__device__ __forceinline__ void take_item(warpgroup_product::Operands& p, Ending& ending, const ExpertRows& item) {
     using namespace warpgroup_product;
-    if (blockIdx.y >= *item_count) return;
-    const ExpertRows item = items[blockIdx.y];
     const uint64_t tiles = uint64_t((p.n + OUTPUTS - 1) / OUTPUTS) * (p.k / TILE_K);
     p.weights += item.expert * tiles * IMAGE;
     if (ending.bias != nullptr) ending.bias += uint64_t(item.expert) * p.n;
     p.first = item.first, p.end = item.end;
+}
+
+template <class K>
+__device__ __forceinline__ void product(warpgroup_product::Operands p, Ending ending, const ExpertRows* items,
+                                        const uint32_t* item_count) {
+    if (blockIdx.y >= *item_count) return;
+    take_item(p, ending, items[blockIdx.y]);
     K kernel(p);
     typename K::Sums total;
     kernel.run_all(total);
@@ -102,8 +108,37 @@ __device__ __forceinline__ void product_in_pieces(const pipelined_product::Opera
 
 extern "C" __global__ void __launch_bounds__(warpgroup_product::THREADS) moe_product_sm90_16(MOE_PARAMETERS) {
     follow();
-    const warpgroup_product::Operands operands{x, weights, n, k, split_tiles, 0, 0, slots, top};
+    const warpgroup_product::Operands operands{x, weights, n, k, split_tiles, 0, 0, slots, top, blockIdx.x};
     product<warpgroup_product::Rows16<true>>(operands, ENDING, items, item_count);
+}
+
+// Both products of few rows; bf16 has no scales.
+extern "C" __global__ void __launch_bounds__(warpgroup_product::THREADS) moe_product_sm90_pair(PAIR_PARAMETERS) {
+    follow();
+    using namespace warpgroup_product;
+    constexpr uint32_t TILE = OUTPUTS * WARPGROUPS;
+    const ProductPair pair{items, item_count, counts, (n + TILE - 1) / TILE, (down_n + TILE - 1) / TILE};
+    Share share;
+    if (!pair.take(share)) return;
+    Operands p{share.is_second ? h : x,
+               share.is_second ? down : weights,
+               share.is_second ? down_n : n,
+               share.is_second ? n / 2 : k,
+               share.is_second ? down_split_tiles : split_tiles,
+               0,
+               0,
+               share.is_second ? nullptr : slots,
+               share.is_second ? 1 : top,
+               share.tile};
+    Ending ending = share.is_second ? Ending{down_bias, y, down_n, NO_GATE, 0.0f, 0.0f, nullptr}
+                                    : Ending{bias, h, n, gate, alpha, limit, nullptr};
+    take_item(p, ending, items[share.item]);
+    using K = Rows16<true>;
+    K kernel(p);
+    K::Sums total;
+    kernel.run_all(total, RowsAreThere{share});
+    write(kernel, p, ending, total);
+    if (!share.is_second) share.rows.give();
 }
 
 #define MOE_PRODUCT(name, form) \

@@ -17,6 +17,13 @@ struct Operands {
     // Row r of x belongs to `slots[r] / top`; null: to r.
     const uint32_t* slots;
     uint32_t top;
+    uint32_t tile;  // the block's, of outputs
+};
+
+// What a block does before it reads rows, with its first weights under way: nothing.
+struct AtOnce {
+    static constexpr bool WAITS = false;
+    __device__ __forceinline__ void operator()() const {}
 };
 
 template <int BLOCK_M, int BLOCK_N, int WARPS_M, int WARPS_N, int STAGES, bool GATHERED>
@@ -52,7 +59,7 @@ struct Product {
         return shared_memory() + i % STAGES * STAGE;
     }
 
-    __device__ __forceinline__ void load(int tile, unsigned char* to) const {
+    __device__ __forceinline__ void load_rows(int tile, unsigned char* to) const {
 #pragma unroll
         for (int c = 0; c < COPIES; ++c) {
             const int row = copied_row(c), unit = (threadIdx.x + c * THREADS) % 8;
@@ -61,18 +68,26 @@ struct Product {
             const uint64_t at = uint64_t(source) * p.k + tile * TILE_K + unit * 8;
             async_copy_16(unit_of<8>(to, row, unit), p.x + at, m < p.end);
         }
+    }
+
+    __device__ __forceinline__ void load_weights(int tile, unsigned char* to) const {
 #pragma unroll
         for (int i = threadIdx.x; i < IMAGES * IMAGE / 16; i += THREADS) {
             const int image = i / (IMAGE / 16), unit = i % (IMAGE / 16);
-            const uint32_t tile_n = blockIdx.x * IMAGES + image;
+            const uint32_t tile_n = p.tile * IMAGES + image;
             const bool valid = tile_n * TILE_N < p.n;
             const uint64_t at = (uint64_t(valid ? tile_n : 0) * tiles_k + tile) * IMAGE + unit * 16;
             async_copy_16(to + ROWS_BYTES + i * 16, p.weights + at, valid);
         }
     }
 
+    __device__ __forceinline__ void load(int tile, unsigned char* to) const {
+        load_rows(tile, to);
+        load_weights(tile, to);
+    }
+
     // The weights' fragments of one step of 16 inputs, for this warp's columns.
-    __device__ __forceinline__ void load_weights(uint32_t (&b)[N_TILES][2], unsigned char* images,
+    __device__ __forceinline__ void fragments(uint32_t (&b)[N_TILES][2], unsigned char* images,
                                                  int step) const {
         const int matrix = lane / 8, row = lane % 8;
 #pragma unroll
@@ -95,7 +110,7 @@ struct Product {
                 load_matrix(a[i], unit_of<8>(rows, (warp_m * M_TILES + i) * 16 + matrix % 2 * 8 + row,
                                              2 * step + matrix / 2));
             }
-            load_weights(b, rows + ROWS_BYTES, step);
+            fragments(b, rows + ROWS_BYTES, step);
 #pragma unroll
             for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll
@@ -112,7 +127,7 @@ struct Product {
     }
 
     __device__ __forceinline__ uint32_t column(int j, int e) const {
-        return blockIdx.x * BLOCK_N + (warp_n * N_TILES + j) * 8 + lane % 4 * 2 + e % 2;
+        return p.tile * BLOCK_N + (warp_n * N_TILES + j) * 8 + lane % 4 * 2 + e % 2;
     }
     __device__ __forceinline__ uint32_t row(int i, int e) const {
         return p.first + (warp_m * M_TILES + i) * 16 + lane / 4 + e / 2 * 8;
@@ -127,11 +142,20 @@ struct Product {
                     if (row(i, e) < p.end && column(j, e) < p.n) f(row(i, e), column(j, e), sums[i][j][e]);
     }
 
-    // Goes through the tiles [first, end); `end_of_split` gets each split's sum.
-    template <class End>
-    __device__ __forceinline__ void run(int first, int end, End end_of_split) {
+    // Goes through the tiles [first, end); `end_of_split` gets each split's sum. `ready` returns when rows may
+    // be read.
+    template <class End, class Ready = AtOnce>
+    __device__ __forceinline__ void run(int first, int end, End end_of_split, const Ready& ready = {}) {
+        if (Ready::WAITS) {
+            for (int s = 0; s < STAGES - 1; ++s)
+                if (first + s < end) load_weights(first + s, stage(s));
+            ready();
+        }
         for (int s = 0; s < STAGES - 1; ++s) {
-            if (first + s < end) load(first + s, stage(s));
+            if (first + s < end) {
+                if (Ready::WAITS) load_rows(first + s, stage(s));
+                else load(first + s, stage(s));
+            }
             async_copy_commit();
         }
         Sums part;
@@ -151,14 +175,16 @@ struct Product {
     }
 
     // All splits, one after another.
-    __device__ __forceinline__ void run_all(Sums& total) {
+    template <class Ready = AtOnce>
+    __device__ __forceinline__ void run_all(Sums& total, const Ready& ready = {}) {
         clear(total);
-        run(0, tiles_k, [&](Sums& part) {
+        const auto add = [&](Sums& part) {
 #pragma unroll
             for (int i = 0; i < M_TILES; ++i)
                 for (int j = 0; j < N_TILES; ++j)
                     for (int e = 0; e < 4; ++e) total[i][j][e] += part[i][j][e];
-        });
+        };
+        run(0, tiles_k, add, ready);
     }
 };
 

@@ -53,7 +53,7 @@ struct Product {
         tiles_k = p.k / TILE_K, groups = (tiles_k + 1) / GROUP_TILES, split_groups = p.split_tiles / GROUP_TILES;
         rows = min_of(int(p.end - p.first), ROWS);
         stage_bytes = warps_k * (kept_rows * ROW + warps_n * WARP_BYTES);
-        output = (blockIdx.x * warps_n + warp_n) * OUTPUTS;
+        output = (p.tile * warps_n + warp_n) * OUTPUTS;
         const int share = output % TILE_N / OUTPUTS;
         const unsigned char* images = p.weights + uint64_t(output / TILE_N) * tiles_k * IMAGE;
         codes = in_register(images + share * SHARE + lane * 16);
@@ -87,7 +87,7 @@ struct Product {
     // Of MXFP4 the last 128 inputs may be 64.
     __device__ __forceinline__ bool is_whole(int group) const { return SCALED || GROUP_TILES * group + 1 < tiles_k; }
 
-    __device__ __forceinline__ void load(uint32_t stage, int group) const {
+    __device__ __forceinline__ void load_weights(uint32_t stage, int group) const {
         const bool whole = is_whole(group);
         if (output < p.n) {
             const int64_t image = int64_t(group) * (GROUP_TILES * IMAGE);
@@ -104,14 +104,22 @@ struct Product {
             const bool exists = scales != nullptr;
             async_copy_4(side_at + stage, exists ? scales + uint64_t(group) * p.n : p.scales, exists);
         }
+    }
+
+    __device__ __forceinline__ void load_rows(uint32_t stage, int group) const {
         const int unit = lane % 16;
-        if (!whole && unit >= 8) return;
+        if (!is_whole(group) && unit >= 8) return;
         for (int row = warp_n * 2 + lane / 16; row < rows; row += 2 * warps_n) {
             uint32_t source[1];
             load_shared(source, sources_at + row * 4);
             async_copy_16(x_at + stage + swizzled<16>(row, unit) * 16,
                           x + (uint64_t(source[0]) * p.k + group * GROUP), true);
         }
+    }
+
+    __device__ __forceinline__ void load(uint32_t stage, int group) const {
+        load_weights(stage, group);
+        load_rows(stage, group);
     }
 
     // What 32 inputs of eight outputs are worth, for two steps of sixteen.
@@ -199,20 +207,39 @@ struct Product {
 
     // Goes through the groups from `first` on, a split after another of which `warps_k` are summed at once,
     // so many `steps` in all; those from `end` on do not exist. `end_of_split` gets this warp's sum, and a
-    // stage that is free when a barrier has passed.
-    template <class End>
-    __device__ __forceinline__ void run(int first, int end, int steps, End end_of_split) const {
+    // stage that is free when a barrier has passed. `ready` returns when rows may be read.
+    template <class End, class Ready = AtOnce>
+    __device__ __forceinline__ void run(int first, int end, int steps, End end_of_split,
+                                        const Ready& ready = {}) const {
         const int skip = (warps_k - 1) * split_groups, ring = STAGES * stage_bytes;
         int filled = first, filled_step = 0, filled_stage = 0, used = first, used_stage = 0;
-        const auto fill = [&] {
-            if (filled < end) load(filled_stage, filled);
-            async_copy_commit();
+        const auto advance = [&] {
             ++filled;
             if (++filled_step == split_groups) filled_step = 0, filled += skip;
             filled_stage = filled_stage + stage_bytes == ring ? 0 : filled_stage + stage_bytes;
         };
+        const auto fill = [&] {
+            if (filled < end) load(filled_stage, filled);
+            async_copy_commit();
+            advance();
+        };
+        if (Ready::WAITS) {
 #pragma unroll 1
-        for (int s = 0; s < STAGES - 1; ++s) fill();
+            for (int s = 0; s < STAGES - 1; ++s, advance())
+                if (filled < end) load_weights(filled_stage, filled);
+            ready();
+            filled = first, filled_step = 0, filled_stage = 0;
+        }
+#pragma unroll 1
+        for (int s = 0; s < STAGES - 1; ++s) {
+            if (!Ready::WAITS) {
+                fill();
+                continue;
+            }
+            if (filled < end) load_rows(filled_stage, filled);
+            async_copy_commit();
+            advance();
+        }
 #pragma unroll 1
         for (int left = steps; left > 0; left -= split_groups, used += skip) {
             Sums part;
@@ -248,13 +275,14 @@ struct Product {
     }
 
     // All splits: the first warps get the total, what `each` goes through.
-    __device__ __forceinline__ void run_all(Sums& total) const {
+    template <class Ready = AtOnce>
+    __device__ __forceinline__ void run_all(Sums& total, const Ready& ready = {}) const {
         clear(total);
         int split = 0;  // the first of those that are summed at once
         const int rounds = (groups + warps_k * split_groups - 1) / (warps_k * split_groups);
         const int last = groups - (rounds - 1) * warps_k * split_groups;
         const int steps = (rounds - 1) * split_groups + min_of(last, split_groups);
-        run(warp_k * split_groups, groups, steps, [&](Sums& part, int stage) {
+        const auto add = [&](Sums& part, int stage) {
             const auto sums = reinterpret_cast<float*>(shared_memory() + stage) + lane;
             const auto at = [&](int warp, int i, int j, int e) -> float& {
                 return sums[(((warp * warps_n + warp_n) * M_TILES + i) * 8 + j * 4 + e) * 32];
@@ -270,7 +298,8 @@ struct Product {
                     each_sum([&](int i, int j, int e) { total[i][j][e] += at(k - 1, i, j, e); });
             }
             split += warps_k;
-        });
+        };
+        run(warp_k * split_groups, groups, steps, add, ready);
     }
 };
 

@@ -18,6 +18,13 @@ struct Operands {
     // Row r of x belongs to `slots[r] / top`; null: to r.
     const uint32_t* slots;
     uint32_t top;
+    uint32_t tile;  // the block's, of outputs
+};
+
+// What a block does before it reads rows, with its first weights under way: nothing.
+struct AtOnce {
+    static constexpr bool WAITS = false;
+    __device__ __forceinline__ void operator()() const {}
 };
 
 template <int ROWS, int STAGES, bool GATHERED>
@@ -64,7 +71,7 @@ struct Product {
 #pragma unroll
         for (int i = threadIdx.x; i < WARPGROUPS * IMAGE / 16; i += THREADS) {
             const int image = i / (IMAGE / 16), unit = i % (IMAGE / 16);
-            const uint32_t tile_n = blockIdx.x * WARPGROUPS + image;
+            const uint32_t tile_n = p.tile * WARPGROUPS + image;
             const bool valid = tile_n * OUTPUTS < p.n;
             const uint64_t at = (uint64_t(valid ? tile_n : 0) * tiles_k + tile) * IMAGE + unit * 16;
             async_copy_16(to + ROWS_BYTES + i * 16, p.weights + at, valid);
@@ -90,7 +97,7 @@ struct Product {
     // Where sum i of this thread belongs.
     __device__ __forceinline__ uint32_t output(int i) const {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        return (blockIdx.x * WARPGROUPS + warp / 4) * OUTPUTS + warp % 4 * 16 + lane / 4 + i / 2 % 2 * 8;
+        return (p.tile * WARPGROUPS + warp / 4) * OUTPUTS + warp % 4 * 16 + lane / 4 + i / 2 % 2 * 8;
     }
     __device__ __forceinline__ uint32_t row(int i) const {
         return p.first + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
@@ -109,17 +116,19 @@ struct Product {
     }
 
     // Goes through the tiles [first, end); `end_of_split` gets each split's sum. Where the weight is the
-    // launch's own, its first tiles are loaded while earlier launches end: none of them changes it.
-    template <class End>
-    __device__ __forceinline__ void run(int first, int end, End end_of_split) {
-        if (!GATHERED) {
+    // launch's own, its first tiles are loaded while earlier launches end: none of them changes it. `ready`
+    // returns when rows may be read.
+    template <class End, class Ready = AtOnce>
+    __device__ __forceinline__ void run(int first, int end, End end_of_split, const Ready& ready = {}) {
+        if (!GATHERED || Ready::WAITS) {
             for (int s = 0; s < STAGES - 2; ++s)
                 if (first + s < end) load_weights(first + s, stage(s));
-            follow();
+            if (!GATHERED) follow();
+            ready();
         }
         for (int s = 0; s < STAGES - 2; ++s) {
             if (first + s < end) {
-                if (GATHERED) load(first + s, stage(s));
+                if (GATHERED && !Ready::WAITS) load(first + s, stage(s));
                 else load_rows(first + s, stage(s));
             }
             async_copy_commit();
@@ -146,12 +155,14 @@ struct Product {
     }
 
     // All splits, one after another.
-    __device__ __forceinline__ void run_all(Sums& total) {
+    template <class Ready = AtOnce>
+    __device__ __forceinline__ void run_all(Sums& total, const Ready& ready = {}) {
         clear(total);
-        run(0, tiles_k, [&](Sums& part) {
+        const auto add = [&](Sums& part) {
 #pragma unroll
             for (int i = 0; i < ROWS / 2; ++i) total[i] += part[i];
-        });
+        };
+        run(0, tiles_k, add, ready);
     }
 };
 

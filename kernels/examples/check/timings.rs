@@ -3,17 +3,15 @@
 //! judging them is `kernels/check`'s.
 
 pub(crate) mod attention;
+mod experts;
 pub(crate) mod product;
 
-use half::bf16;
 use keyway_kernels::cuda::gpu::Gpu;
-use keyway_kernels::cuda::matmul::{Shape, Unit, Weights};
-use keyway_kernels::cuda::moe::{self, ExpertWeights, GroupedSlots};
+use keyway_kernels::cuda::matmul::{Unit, Weights};
 use keyway_kernels::cuda::paged_attention::{HeadKind, KvType, Pages};
 use keyway_kernels::cuda::rules::{self, RowRules, Rule};
 use keyway_kernels::cuda::sample::{self, Parameters, SCORE_WORDS};
 use keyway_kernels::cuda::{Device, Launch, Slice, elementwise, probe, rms_norm, rope};
-use keyway_kernels::moe::{Routing, Scoring};
 use keyway_kernels::rope::Pairing;
 
 use self::attention::{Attention, Decode};
@@ -66,6 +64,13 @@ pub(crate) const NAMES: &[&str] = &[
     "moe_sm90_4096",
     "moe_fp8_1",
     "moe_fp8_64",
+    "moe_sm90_32",
+    "moe_pair_1",
+    "moe_pair_8",
+    "moe_sm90_pair_1",
+    "moe_sm90_pair_8",
+    "moe_sm90_pair_32",
+    "moe_fp8_pair_1",
     "moe_route_group_combine_64",
     "rms_norm_4096x4096",
     "rope_write_4096",
@@ -155,19 +160,7 @@ fn work(lab: &mut Lab<'_>, name: &str, processors: usize) -> Result<Work, String
         "matmul_sm90_1x14336x4096" => product(lab, Weights::Bf16, Unit::Warpgroup, [1, 14_336, 4096]),
         "matmul_sm90_64x14336x4096" => product(lab, Weights::Bf16, Unit::Warpgroup, [64, 14_336, 4096]),
         "matmul_sm90_8192x8192x8192" => product(lab, Weights::Bf16, Unit::Warpgroup, [8192; 3]),
-        "moe_1" => experts(lab, &MOE, Unit::Warp, 1),
-        "moe_8" => experts(lab, &MOE, Unit::Warp, 8),
-        "moe_64" => experts(lab, &MOE, Unit::Warp, 64),
-        "moe_1024" => experts(lab, &MOE, Unit::Warp, 1024),
-        "moe_4096" => experts(lab, &MOE, Unit::Warp, 4096),
-        "moe_sm90_1" => experts(lab, &MOE, Unit::Warpgroup, 1),
-        "moe_sm90_8" => experts(lab, &MOE, Unit::Warpgroup, 8),
-        "moe_sm90_64" => experts(lab, &MOE, Unit::Warpgroup, 64),
-        "moe_sm90_1024" => experts(lab, &MOE, Unit::Warpgroup, 1024),
-        "moe_sm90_4096" => experts(lab, &MOE, Unit::Warpgroup, 4096),
-        "moe_fp8_1" => experts(lab, &MOE_FP8, Unit::Warp, 1),
-        "moe_fp8_64" => experts(lab, &MOE_FP8, Unit::Warp, 64),
-        "moe_route_group_combine_64" => around_experts(lab, 64),
+        moe if moe.starts_with("moe_") => experts::work(lab, moe),
         "rms_norm_4096x4096" => norm(lab, 4096, 4096),
         "rope_write_4096" => rotate(lab, 4096),
         "silu_mul_4096x14336" => gate(lab, 4096, 14_336),
@@ -199,106 +192,6 @@ fn matrix_peak(lab: &mut Lab<'_>, processors: usize) -> Result<Work, String> {
 
 pub(crate) fn scales(lab: &mut Lab<'_>, count: usize) -> Result<Option<Slice<f32>>, String> {
     if count == 0 { Ok(None) } else { lab.upload(&vec![0.01; count]).map(Some) }
-}
-
-/// The sizes of a timed layer of experts: how many there are, and how their weights are kept.
-struct Moe {
-    count: usize,
-    /// How many of the experts are chosen for each token.
-    top: usize,
-    inner: usize,
-    width: usize,
-    weights: Weights,
-}
-
-/// Of Qwen3-30B-A3B's kind, and that model itself in FP8.
-const MOE: Moe = Moe { count: 128, top: 8, inner: 704, width: 2816, weights: Weights::Bf16 };
-const MOE_FP8: Moe = Moe { inner: 768, width: 2048, weights: Weights::Fp8, ..MOE };
-
-/// What stands between a layer's kernels.
-struct Around {
-    ids: Slice<u32>,
-    weights: Slice<f32>,
-    grouped: GroupedSlots,
-    rows: Slice<bf16>,
-    out: Slice<bf16>,
-    /// Experts that were chosen.
-    busy: usize,
-}
-
-impl Around {
-    /// Even choices, as many experts as there can be.
-    fn new(lab: &mut Lab<'_>, moe: &Moe, unit: Unit, tokens: usize) -> Result<Self, String> {
-        let Moe { count, top, width, weights, .. } = *moe;
-        let slots = tokens * top;
-        let block_rows = GroupedSlots::choose_rows(slots, count, weights, unit);
-        let ids: Vec<u32> = (0..slots).map(|slot| (slot * 37 % count) as u32).collect();
-        Ok(Self {
-            ids: lab.upload(&ids)?,
-            weights: lab.upload(&vec![0.125f32; slots])?,
-            grouped: GroupedSlots {
-                places: lab.poisoned(slots)?,
-                slots_at: lab.poisoned(slots)?,
-                items: lab.poisoned(GroupedSlots::item_words(slots, count, block_rows))?,
-                item_count: lab.poisoned(1)?,
-                block_rows,
-            },
-            rows: lab.filled(slots * width * 2, 11)?.cast(),
-            out: lab.poisoned(tokens * width)?,
-            busy: slots.min(count),
-        })
-    }
-}
-
-/// The experts of one layer: grouping, both products, the sum.
-fn experts(lab: &mut Lab<'_>, moe: &Moe, unit: Unit, tokens: usize) -> Result<Work, String> {
-    if unit == Unit::Warpgroup && !lab.has_warpgroups() {
-        return Err("this GPU has no wgmma".into());
-    }
-    let Moe { count, top, inner, width, weights } = *moe;
-    let around = Around::new(lab, moe, unit, tokens)?;
-    let up = Shape { outputs: 2 * inner, inputs: width, weights };
-    let down = Shape { outputs: width, inputs: inner, weights };
-    let mut weights = |shape: Shape, seed: u64| -> Result<ExpertWeights, String> {
-        let images = lab.filled(count * shape.packed_bytes(), seed)?;
-        let scales = scales(lab, count * shape.scales())?;
-        Ok(ExpertWeights { count, shape, unit, images, scales, bias: None })
-    };
-    let (first, second) = (weights(up, 12)?, weights(down, 13)?);
-    let (x, h) = (lab.filled(tokens * width * 2, 14)?.cast(), lab.poisoned(tokens * top * inner)?);
-    let Around { ids, weights, grouped, rows, out, busy } = around;
-    let launches = [
-        moe::group(ids, count, &grouped),
-        moe::product(x, moe::ProductRows::OfTokens { top }, &first, &grouped, moe::Ending::Silu, h),
-        moe::product(h, moe::ProductRows::OfPlaces, &second, &grouped, moe::Ending::Plain, rows),
-        moe::combine(rows, grouped.places, weights, top, None, out),
-    ];
-    Ok(Work {
-        launches: launches.into_iter().flatten().collect(),
-        // The weights of all experts that were chosen, and the tokens in and out.
-        bytes: (busy * (bytes_of(up) + bytes_of(down)) + 2 * tokens * width * 2) as u64,
-        operations: 2 * (tokens * top) as u64 * (3 * inner * width) as u64,
-    })
-}
-
-fn bytes_of(shape: Shape) -> usize {
-    shape.packed_bytes() + shape.scales() * size_of::<f32>()
-}
-
-/// What a layer does besides its products.
-fn around_experts(lab: &mut Lab<'_>, tokens: usize) -> Result<Work, String> {
-    let Moe { count, top, width, .. } = MOE;
-    let Around { ids, weights, grouped, rows, out, .. } = Around::new(lab, &MOE, Unit::Warp, tokens)?;
-    let logits: Vec<f32> = (0..tokens * count).map(|i| (i * 37 % 1009) as f32 * 0.01).collect();
-    let logits = lab.upload(&logits)?;
-    let routing = Routing { top, scoring: Scoring::SoftmaxAll, renormalise: true, scale: 1.0, groups: None };
-    let launches = [
-        moe::route(logits, count, &routing, None, None, (ids, weights)),
-        moe::group(ids, count, &grouped),
-        moe::combine(rows, grouped.places, weights, top, None, out),
-    ];
-    let bytes = (tokens * count * 4 + (tokens * top + tokens) * width * 2) as u64;
-    Ok(Work { launches: launches.into_iter().flatten().collect(), bytes, operations: 0 })
 }
 
 fn norm(lab: &mut Lab<'_>, rows: usize, width: usize) -> Result<Work, String> {

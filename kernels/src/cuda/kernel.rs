@@ -61,11 +61,12 @@ kernels! {
     moe_product {
         moe_product_bf16_16, moe_product_bf16_64, moe_product_bf16_128, moe_product_int8_16,
         moe_product_int8_64, moe_product_int4_16, moe_product_int4_64, moe_product_fp8_16, moe_product_fp8_64,
-        moe_product_mxfp4_16, moe_product_mxfp4_64,
+        moe_product_mxfp4_16, moe_product_mxfp4_64, moe_product_pair_bf16, moe_product_pair_int8,
+        moe_product_pair_int4, moe_product_pair_fp8, moe_product_pair_mxfp4,
     }
     moe_product_sm90 {
         moe_product_sm90_64, moe_product_sm90_128, moe_product_sm90_256, moe_product_sm90_256_whole,
-        moe_product_sm90_16,
+        moe_product_sm90_16, moe_product_sm90_pair,
     }
     peer {
         peer_reset, peer_plan, peer_dispatch_send, peer_dispatch_receive, peer_combine_send,

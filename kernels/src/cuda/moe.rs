@@ -3,6 +3,8 @@
 //! sum of a token's experts. The host learns nothing of the choice: grids are as large as any choice could
 //! need, so that a graph can be captured.
 
+mod pair;
+
 use half::bf16;
 
 use super::constants::choice::{self, LANES as WARP};
@@ -13,6 +15,8 @@ use super::matmul::{Few, Shape, Unit, Weights};
 use super::{Argument, Kernel, Launch, Slice, pipeline};
 use crate::elementwise::ClampedGate;
 use crate::moe::{GroupScore, Routing, Scoring};
+
+pub use pair::{pair, pair_words};
 
 /// Experts of a layer at most: each lane of a warp keeps a bit for 32 of them.
 pub const EXPERTS_MAX: usize = choice::EXPERTS_MAX;
@@ -260,6 +264,24 @@ pub struct ExpertWeights {
     pub bias: Option<Slice<bf16>>,
 }
 
+impl ExpertWeights {
+    /// Panics unless a product of `slots` slots has so many inputs and results.
+    fn check(&self, inputs: usize, slots: usize, results: usize, ending: Ending) {
+        let Self { count, shape, images, scales, bias, .. } = self;
+        let columns = if ending == Ending::Plain { shape.outputs } else { shape.outputs / 2 };
+        shape.check();
+        assert!(
+            inputs == slots * shape.inputs
+                && results == slots * columns
+                && (ending == Ending::Plain || shape.outputs.is_multiple_of(2 * TOGETHER))
+                && images.len == count * shape.packed_bytes()
+                && scales.map_or(0, |scales| scales.len) == count * shape.scales()
+                && bias.is_none_or(|bias| bias.len == count * shape.outputs),
+            "experts: shapes disagree"
+        );
+    }
+}
+
 /// What becomes of a product's sums.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Ending {
@@ -269,6 +291,17 @@ pub enum Ending {
     Silu,
     /// gpt-oss's gate, of clamped gates and values: half as many columns.
     Clamped(ClampedGate),
+}
+
+impl Ending {
+    /// What a kernel calls its gate, and that gate's numbers.
+    fn gate(self) -> (u32, ClampedGate) {
+        match self {
+            Self::Plain => (moe::NO_GATE, ClampedGate { alpha: 0.0, limit: 0.0 }),
+            Self::Silu => (moe::SILU, ClampedGate { alpha: 0.0, limit: 0.0 }),
+            Self::Clamped(by) => (moe::CLAMPED, by),
+        }
+    }
 }
 
 /// Where the rows of a product come from, and go.
@@ -305,27 +338,13 @@ pub fn product(
         ProductRows::OfPlaces => (Argument::Null, 1, 0),
         ProductRows::OfSlots => (Argument::from(grouped.slots_at), 1, 1),
     };
-    let columns = if ending == Ending::Plain { shape.outputs } else { shape.outputs / 2 };
-    shape.check();
-    assert!(
-        x.len * top == slots * shape.inputs
-            && y.len == slots * columns
-            && (ending == Ending::Plain || shape.outputs.is_multiple_of(2 * TOGETHER))
-            && images.len == count * shape.packed_bytes()
-            && scales.map_or(0, |scales| scales.len) == count * shape.scales()
-            && bias.is_none_or(|bias| bias.len == count * shape.outputs),
-        "experts: shapes disagree"
-    );
+    experts.check(x.len * top, slots, y.len, ending);
     let items = GroupedSlots::items_max(slots, count, grouped.block_rows);
     let few = Few::choose(shape, grouped.block_rows, slots, items, shape.splits());
     let blocks = Blocks::choose(shape, unit, grouped.block_rows, few);
     assert!(blocks.is_some(), "experts: no kernel takes {} rows of {:?}", grouped.block_rows, shape.weights);
     let blocks = blocks?;
-    let (gate, by) = match ending {
-        Ending::Plain => (moe::NO_GATE, ClampedGate { alpha: 0.0, limit: 0.0 }),
-        Ending::Silu => (moe::SILU, ClampedGate { alpha: 0.0, limit: 0.0 }),
-        Ending::Clamped(by) => (moe::CLAMPED, by),
-    };
+    let (gate, by) = ending.gate();
     let mut arguments = vec![
         x.into(),
         images.into(),

@@ -65,6 +65,15 @@ impl Emulator {
         self.ask(b'C')
     }
 
+    /// How often a block had to wait for others.
+    #[allow(dead_code, reason = "asked where kernels are tested alone")]
+    pub(crate) fn waits(&mut self) -> Result<u64, DeviceError> {
+        self.send(&[b'S'.into()])?;
+        let mut count = [0; 8];
+        self.receive(&mut count)?;
+        Ok(u64::from_le_bytes(count))
+    }
+
     /// The text that answers a command.
     fn ask(&mut self, command: u8) -> Result<String, DeviceError> {
         self.send(&[command.into()])?;

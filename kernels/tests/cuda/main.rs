@@ -38,6 +38,9 @@ fn emulated(name: &str) {
         }
         assert!(lab.compared() > 0, "{name} compares something");
         drop(lab);
+        // Blocks of one launch hand over to each other: some came too early, and waited.
+        let waited = emulator.waits().expect("the emulator answers") > 0;
+        assert_eq!(waited, name == "experts_paired", "{name}: blocks wait for others");
         for (kernel, bytes) in emulator.shared_in_vain().expect("the emulator answers") {
             // Products of so few inputs do not fill their stages.
             let is_tiny = name == "peer" && kernel.starts_with("moe_product");
@@ -65,6 +68,7 @@ emulated!(
     elementwise,
     experts,
     experts_narrow,
+    experts_paired,
     gather,
     matmul,
     moe,

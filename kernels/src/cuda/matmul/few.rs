@@ -52,6 +52,17 @@ impl Few {
         Self { splits: splits.div_ceil(splits.div_ceil(most)), ..one }
     }
 
+    /// Of two products in one launch, whose blocks have as many threads; the second's warps may lie otherwise
+    /// among outputs and splits.
+    pub(in crate::cuda) fn choose_pair([shape, down]: [Shape; 2], rows: usize, blocks: usize) -> [Self; 2] {
+        let first = Self::choose(shape, ROWS, rows, blocks, shape.splits());
+        let warps = first.warps * first.splits;
+        let with = |splits: usize| Self { shape: down, warps: warps / splits, splits, ..first };
+        let suits = |splits: &usize| warps.is_multiple_of(*splits) && with(*splits).fits();
+        let splits = (1..=down.splits().min(warps)).rev().find(suits).unwrap_or(1);
+        [first, with(splits)]
+    }
+
     /// Whether there can be such blocks.
     fn fits(self) -> bool {
         self.threads() <= THREADS_MAX && self.shared_bytes() <= SHARED_BYTES
@@ -81,6 +92,11 @@ impl Few {
     /// The last two arguments of its kernels: warps beside each other, and rows kept in shared memory.
     pub(in crate::cuda) fn arguments(self) -> [Argument; 2] {
         [self.warps.into(), self.kept_rows.into()]
+    }
+
+    /// The last three of those that make two products: warps beside each other of either, rows kept.
+    pub(in crate::cuda) fn pair_arguments([first, second]: [Self; 2]) -> [Argument; 3] {
+        [first.warps.into(), second.warps.into(), first.kept_rows.into()]
     }
 }
 

@@ -76,15 +76,21 @@ struct Layer {
 }
 
 /// Weights of one product, of all experts.
-struct Weight {
-    device: ExpertWeights,
+pub(super) struct Weight {
+    pub(super) device: ExpertWeights,
     /// Of each expert, as rows of outputs.
     values: Vec<Vec<f32>>,
     biases: Vec<Vec<bf16>>,
 }
 
 impl Weight {
-    fn new(lab: &mut Lab<'_>, count: usize, shape: Shape, unit: Unit, seed: u64) -> Result<Self, String> {
+    pub(super) fn new(
+        lab: &mut Lab<'_>,
+        count: usize,
+        shape: Shape,
+        unit: Unit,
+        seed: u64,
+    ) -> Result<Self, String> {
         let (mut images, mut scales, mut values_of) = (Vec::new(), Vec::new(), Vec::new());
         for expert in 0..count {
             let scale = |i: usize| 0.001 + ((i + expert) % 13) as f32 * 0.0003;

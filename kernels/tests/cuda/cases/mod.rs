@@ -5,6 +5,7 @@
 mod attention;
 mod elementwise;
 mod experts;
+mod experts_paired;
 mod gather;
 mod matmul;
 mod moe;
@@ -39,6 +40,7 @@ cases!(
     elementwise,
     experts,
     experts_narrow,
+    experts_paired,
     gather,
     matmul,
     moe,
