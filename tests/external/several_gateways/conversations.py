@@ -19,6 +19,8 @@ SYSTEM_WORDS = 200
 TURN_WORDS = 60
 ANSWER_TOKENS = 8
 THINK_S = 1.0
+# Clients begin one after the other within so many seconds, as those of a fleet that is at work do.
+START_S = 10.0
 # Bars: hits, and TTFT p99, of one gateway's.
 HITS_OF_ONE = 0.98
 P99_OF_ONE = 1.1
@@ -54,10 +56,14 @@ class Fleet:
             config = self.folder / f"{port}.toml"
             config.write_text("\n".join(lines) + "\n")
             self.start("keyway", ["--config", str(config)], port)
-        for port in self.workers:
-            self.wait(port, "/health")
-        for port in self.gateways:
-            self.wait(port + 1, "/readyz")
+        try:
+            for port in self.workers:
+                self.wait(port, "/health")
+            for port in self.gateways:
+                self.wait(port + 1, "/readyz")
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def start(self, binary, options, port):
@@ -68,6 +74,8 @@ class Fleet:
     def wait(self, port, path):
         until = time.monotonic() + 60
         while time.monotonic() < until:
+            if any(process.poll() is not None for process in self.processes):
+                sys.exit(f"a process has ended (is its port another's?); logs are in {self.folder}")
             try:
                 client = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
                 client.request("GET", path)
@@ -147,7 +155,9 @@ def run(arguments, gateways, seed):
     counted, numbers, lock = Counted(), iter(range(arguments.conversations)), threading.Lock()
     with tempfile.TemporaryDirectory() as folder, Fleet(arguments, gateways, pathlib.Path(folder)) as fleet:
 
-        def client():
+        def client(client_number):
+            if not arguments.burst:
+                time.sleep(random.Random(f"{seed} client {client_number}").uniform(0, START_S))
             while True:
                 with lock:
                     number = next(numbers, None)
@@ -155,7 +165,7 @@ def run(arguments, gateways, seed):
                     return
                 converse(number, seed, fleet.gateways, counted)
 
-        clients = [threading.Thread(target=client) for _ in range(arguments.at_once)]
+        clients = [threading.Thread(target=client, args=[i]) for i in range(arguments.at_once)]
         for thread in clients:
             thread.start()
         for thread in clients:
@@ -180,6 +190,7 @@ def main():
     parser.add_argument("--at-once", type=int, default=24)
     parser.add_argument("--conversations", type=int, default=160)
     parser.add_argument("--silent", action="store_true")
+    parser.add_argument("--burst", action="store_true")
     parser.add_argument("--listen-port", type=int, default=18_800)
     arguments = parser.parse_args()
     rows = {}
@@ -189,7 +200,8 @@ def main():
             hits, of_past = counted.cached / counted.prompt, counted.cached / max(1, counted.possible)
             row = (hits, of_past, statistics.mean(counted.ttft), p99(counted.ttft))
             rows.setdefault(gateways, []).append(row)
-            print(f"seed {seed}, {gateways} gateways: {len(counted.ttft)} requests, cached {hits:.3f}", file=sys.stderr)
+            what = f"{len(counted.ttft)} requests, cached {hits:.3f}, TTFT p99 {row[3] * 1e3:.0f} ms"
+            print(f"seed {seed}, {gateways} gateways: {what}", file=sys.stderr)
     means = {gateways: [statistics.mean(column) for column in zip(*found)] for gateways, found in rows.items()}
     one = means[arguments.gateways[0]]
     print("| gateways | cached | of one | of what was said before | TTFT mean, ms | p99, ms | of one |")

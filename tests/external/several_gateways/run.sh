@@ -13,6 +13,7 @@ Usage: tests/external/several_gateways/run.sh [arguments of conversations.py]
   --kv-blocks 1500         of 16 tokens, of each worker
   --at-once 24             conversations
   --conversations 160      in all
+  --burst                  all begin at the same moment, before workers that have nothing cached
   --silent                 gateways do not tell each other anything: what is lost without
   --listen-port 18800      and the next ones
 
