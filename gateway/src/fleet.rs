@@ -26,6 +26,7 @@ use keyway_core::{
     index::WorkerId,
     load::Load,
     rate::PrefillRate,
+    ttft::TtftFit,
 };
 use keyway_wire::block_hash::{Chain, HashKey};
 use parking_lot::{Mutex, RwLock};
@@ -81,6 +82,8 @@ pub struct Worker {
     pub load: Load,
     /// How fast it computes prompts, by its answers.
     pub rate: Mutex<PrefillRate>,
+    /// How long it takes to a first token, by its answers.
+    pub ttft: Mutex<TtftFit>,
     /// What it says of its cache.
     pub residency: Residency,
     /// Prompt tokens that its cache saved lately.
@@ -129,6 +132,7 @@ impl Worker {
             habits: Habits::default(),
             standing: Standing::default(),
             rate: Mutex::default(),
+            ttft: Mutex::default(),
             saved: Mutex::new(FadingSum::new(SAVED_HALF_LIFE)),
             parts: Disaggregation::new(config),
             config: config.clone(),

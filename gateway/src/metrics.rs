@@ -26,8 +26,8 @@ mod usage;
 use std::{cell::RefCell, sync::Arc};
 
 use prometheus::{
-    Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    IntGaugeVec, Opts, Registry, TextEncoder, core::Collector,
+    CounterVec, Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
+    IntGauge, IntGaugeVec, Opts, Registry, TextEncoder, core::Collector,
 };
 
 pub use self::{
@@ -183,6 +183,10 @@ impl Declare {
 
     fn counter(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntCounterVec> {
         self.family("counter", IntCounterVec::new(Opts::new(name, help), labels), labels)
+    }
+
+    fn real_counter(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<CounterVec> {
+        self.family("counter", CounterVec::new(Opts::new(name, help), labels), labels)
     }
 
     fn gauge(&self, name: &str, help: &str) -> prometheus::Result<IntGauge> {

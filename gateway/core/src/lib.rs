@@ -59,6 +59,7 @@ pub mod slow_start;
 pub mod token_chain;
 pub mod told;
 pub mod transfers;
+pub mod ttft;
 pub mod waiting_room;
 pub mod working_sets;
 

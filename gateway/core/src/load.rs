@@ -12,6 +12,7 @@ use std::time::Duration;
 use crate::fading::FadingSum;
 use crate::others::{Counted, EngineLoad, Others, OwnLoad, Shares};
 use crate::pace::{Pace, PaceSnapshot, Waiting};
+use crate::ttft::Before;
 
 /// Shared state of one worker.
 #[derive(Debug, Default)]
@@ -154,10 +155,9 @@ impl Load {
         let known = self.known();
         let others = known.others.now(now);
         let requests = self.requests.load(Relaxed) + others.requests.round() as u64;
-        let before_their_answer = known.pace.waiting() as u64 + self.elsewhere.load(Relaxed);
         LoadSnapshot {
             requests,
-            answering: requests.saturating_sub(before_their_answer),
+            answering: requests.saturating_sub(self.without_answer(&known)),
             // What a steady rate adds up to is that rate times the half-life over ln 2.
             handed_per_ms: known.handed.at(now) * LN_2 / HANDED_HALF_LIFE.as_millis() as f64,
             waiting_prefill_tokens: known.pace.waiting_tokens() + others.tokens as u64,
@@ -222,6 +222,21 @@ impl Load {
         (own + known.others.now(now).tokens).round() as u64
     }
 
+    /// What one more request finds here: tokens are [`Load::tokens_left`] and its own.
+    pub fn before(&self, now: Duration, tokens_per_s: Option<f64>, uncached_tokens: u64) -> Before {
+        let known = self.known();
+        let others = known.others.now(now);
+        let left = known.pace.tokens_left(now, tokens_per_s.unwrap_or(0.0) / 1e3) + others.tokens;
+        let requests = self.requests.load(Relaxed) + others.requests.round() as u64;
+        let answering = requests.saturating_sub(self.without_answer(&known));
+        Before { tokens: left.round() + uncached_tokens as f64, answering: answering as f64 }
+    }
+
+    /// This gateway's requests whose answers have not begun.
+    fn without_answer(&self, known: &Known) -> u64 {
+        known.pace.waiting() as u64 + self.elsewhere.load(Relaxed)
+    }
+
     /// Requests that no gateway has said it sent, as far as the engine's gauges tell.
     pub fn beyond_gateways(&self, now: Duration) -> f64 {
         self.known().others.beyond(now)
@@ -259,6 +274,22 @@ mod tests {
         load.cancelled(NOW, &second);
         load.end();
         assert_eq!(seen(), (0, 0));
+    }
+
+    #[test]
+    fn one_more_finds_tokens_of_those_that_wait_and_answers_of_the_others() {
+        let load = Load::default();
+        let finds = || load.before(NOW, Some(1_000.0), 30);
+        assert_eq!(finds(), Before { tokens: 30.0, answering: 0.0 });
+        let (first, _second) = (load.start(NOW, 100, true), load.start(NOW, 50, true));
+        load.start_elsewhere(NOW);
+        assert_eq!(finds(), Before { tokens: 180.0, answering: 0.0 });
+        load.first_token(NOW, &first);
+        assert_eq!(finds(), Before { tokens: 80.0, answering: 1.0 });
+        load.comes_from_elsewhere();
+        assert_eq!(finds(), Before { tokens: 80.0, answering: 2.0 });
+        load.engine_says(NOW, EngineLoad { running: 7, waiting: 1, waiting_tokens: Some(550) }, load.own());
+        assert_eq!(finds(), Before { tokens: 580.0, answering: 7.0 });
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The series of what is believed of workers' caches: where it comes from, and how true it turned out to be.
 
-use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec};
+use prometheus::{CounterVec, GaugeVec, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::Declare;
 
@@ -81,6 +81,12 @@ pub struct TruthMetrics {
     /// `keyway_prediction_error_tokens_total{worker,direction="over|under"}`: tokens by which predictions
     /// were too high or too low.
     pub prediction_error: IntCounterVec,
+    /// `keyway_ttft_prediction_seconds_total{worker}`: times to first token that were predicted, as they
+    /// came out.
+    pub ttft: CounterVec,
+    /// `keyway_ttft_prediction_error_seconds_total{worker,direction="over|under"}`: by how much predictions
+    /// were too high or too low.
+    pub ttft_error: CounterVec,
 }
 
 impl TruthMetrics {
@@ -107,6 +113,16 @@ impl TruthMetrics {
             prediction_error: d.counter(
                 "keyway_prediction_error_tokens_total",
                 "Tokens by which predictions of cached tokens were too high (over) or too low (under).",
+                &["worker", "direction"],
+            )?,
+            ttft: d.real_counter(
+                "keyway_ttft_prediction_seconds_total",
+                "Times to first token of streams, from sending them to a worker, that were predicted: as they came out.",
+                &["worker"],
+            )?,
+            ttft_error: d.real_counter(
+                "keyway_ttft_prediction_error_seconds_total",
+                "By how much predictions of such times were too high (over) or too low (under).",
                 &["worker", "direction"],
             )?,
         })

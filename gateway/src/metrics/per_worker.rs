@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 
 use keyway_core::policy::Reason;
-use prometheus::{IntCounter, IntCounterVec, IntGauge};
+use prometheus::{Counter, IntCounter, IntCounterVec, IntGauge};
 
 use super::Metrics;
 
@@ -20,6 +20,8 @@ pub struct WorkerSeries {
     picks: Counters<{ Reason::COUNT }>,
     predictions: Counters<3>,
     prediction_error: Counters<2>,
+    ttft: Counter,
+    ttft_error: [Counter; 2],
 }
 
 /// How a prediction of cached tokens came out.
@@ -42,6 +44,9 @@ impl WorkerSeries {
             picks: Counters::new(&metrics.picks, worker),
             predictions: Counters::new(&caches.truth.predictions, worker),
             prediction_error: Counters::new(&caches.truth.prediction_error, worker),
+            ttft: caches.truth.ttft.with_label_values(&[worker]),
+            ttft_error: ["over", "under"]
+                .map(|direction| caches.truth.ttft_error.with_label_values(&[worker, direction])),
         }
     }
 
@@ -65,6 +70,14 @@ impl WorkerSeries {
         self.predictions.get(came_out as usize, label).inc();
         self.prediction_error.get(0, "over").inc_by(over);
         self.prediction_error.get(1, "under").inc_by(under);
+    }
+
+    /// Counts a time to first token, in seconds, and by how much it was predicted otherwise.
+    pub fn ttft_predicted(&self, predicted_s: f64, measured_s: f64) {
+        let [over, under] = &self.ttft_error;
+        self.ttft.inc_by(measured_s);
+        let off = predicted_s - measured_s;
+        if off > 0.0 { over.inc_by(off) } else { under.inc_by(-off) }
     }
 }
 

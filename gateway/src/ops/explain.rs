@@ -1,6 +1,8 @@
 //! `POST /explain` of the admin listener: what the gateway would do with a request, and why; nothing is sent
 //! and nothing recorded. The answer holds counts and costs, never text or hashes.
 
+use std::time::Duration;
+
 use keyway_core::{
     CostModel,
     pick::{Candidate, cost_on},
@@ -99,7 +101,7 @@ pub fn explain(
         workers: rows
             .map(|(i, (worker, candidate))| Row {
                 fetched_from: peer_of(candidate, (&setting, &candidates)),
-                ..row(&setting, worker, candidate, i == pick.index)
+                ..row((router.now(), &setting), worker, candidate, i == pick.index)
             })
             .collect(),
     })
@@ -112,7 +114,7 @@ fn peer_of(candidate: &Candidate, (setting, all): (&Setting, &[Candidate])) -> O
     Some(setting.workers[holder].name.clone())
 }
 
-fn row(setting: &Setting, worker: &Worker, candidate: &Candidate, chosen: bool) -> Row {
+fn row((now, setting): (Duration, &Setting), worker: &Worker, candidate: &Candidate, chosen: bool) -> Row {
     let matched_tokens = setting.request_view().matched_tokens(candidate.held_blocks());
     let uncached_tokens = setting.prompt_tokens - matched_tokens;
     let cost = cost_on(&CostModel::default(), &setting.request_view(), candidate);
@@ -134,7 +136,7 @@ fn row(setting: &Setting, worker: &Worker, candidate: &Candidate, chosen: bool) 
         waiting_prefill_tokens: candidate.load.waiting_prefill_tokens,
         fitted_tokens_per_s,
         busy_share: candidate.load.pace.busy_share,
-        predicted_ttft_ms: cost.queue_ms + cost.fetch_ms + cost.own_ms,
+        predicted_ttft_ms: setting.predicted_ttft_ms(now, worker, candidate),
         queue_ms: cost.queue_ms,
         fetch_ms: cost.fetch_ms,
         own_ms: cost.own_ms,

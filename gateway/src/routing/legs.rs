@@ -205,7 +205,9 @@ impl Router {
         drop(index);
         let legs = self.rules.read().legs;
         let splits = split.ways.is_split(legs.splitting);
-        let ttft_ms = |pick: &Pick| pick.cost.queue_ms + pick.cost.fetch_ms + pick.cost.own_ms;
+        let ttft_ms = |setting: &Setting, candidates: &[Candidate], pick: &Pick| {
+            setting.predicted_ttft_ms(now, &setting.workers[pick.index], &candidates[pick.index])
+        };
         let computes =
             if splits { &prefill.candidates[split.prefill.index] } else { &candidates[here.index] };
         Some(ExplainedWays {
@@ -213,14 +215,16 @@ impl Router {
             wait_ms: computes.load.pace.backlog_ms,
             here: Way {
                 worker: setting.workers[here.index].name.clone(),
-                predicted_ttft_ms: ttft_ms(here),
+                predicted_ttft_ms: ttft_ms(setting, candidates, here),
                 stall_ms: stall_ms(here, &candidates[here.index]),
                 cost_ms: split.ways.here_ms,
             },
             split: SplitWay {
                 prefill: prefill_setting.workers[split.prefill.index].name.clone(),
                 worker: setting.workers[split.answering.index].name.clone(),
-                predicted_ttft_ms: ttft_ms(&split.prefill) + ttft_ms(&split.answering),
+                predicted_ttft_ms: ttft_ms(&prefill_setting, prefill.candidates, &split.prefill)
+                    + split.answering.cost.queue_ms
+                    + split.answering.cost.fetch_ms,
                 transfer_ms: split.answering.cost.fetch_ms,
                 stall_ms: stall_ms(&split.prefill, &prefill.candidates[split.prefill.index]),
                 cost_ms: split.ways.split_ms(),

@@ -4,10 +4,11 @@
 use std::{sync::Arc, time::Duration};
 
 use keyway_core::{
+    CostModel,
     index::WorkerId,
     media::Media,
     others::Shares,
-    pick::{Candidate, RequestView, Source},
+    pick::{Candidate, RequestView, Source, cost_on},
     rate::Rates,
     refusals::{Eligible, Stance},
     route::PromptViews,
@@ -120,6 +121,20 @@ impl Setting {
     /// The request in the first view, in which matches are counted.
     pub fn request_view(&self) -> RequestView<'_> {
         self.request_in(&self.views[0])
+    }
+
+    /// Milliseconds to the request's first token at a worker: as that one's answers foretell, or by its speed
+    /// and queue alone while too few have told.
+    pub fn predicted_ttft_ms(&self, now: Duration, worker: &Worker, candidate: &Candidate) -> f64 {
+        let view = self.request_view();
+        let uncached = self.prompt_tokens - view.matched_tokens(candidate.held_blocks());
+        let speed = worker.rate.lock().tokens_per_second();
+        let before = worker.load.before(now, speed, uncached);
+        let cost = cost_on(&CostModel::default(), &view, candidate);
+        match worker.ttft.lock().predicted_ms(before) {
+            Some(ms) => candidate.ahead_ms + cost.fetch_ms + ms,
+            None => cost.queue_ms + cost.fetch_ms + cost.own_ms,
+        }
     }
 
     /// The view of the worker at this place.

@@ -7,6 +7,7 @@ use keyway_core::{
     index::{Owner, Placement, WorkerId},
     pace::Waiting,
     told::Told,
+    ttft::Before,
     working_sets::{EndedTurn, NextTurn},
 };
 use keyway_wire::block_hash::BlockHash;
@@ -36,7 +37,7 @@ pub struct Ticket {
     removed_before: u64,
     uncached_tokens: u64,
     /// Uncached tokens that were at the worker when it was sent, its own among them.
-    tokens_before_first: u64,
+    before: Before,
     waiting: Option<Waiting>,
     pub(super) trip: BreakerPermit,
     /// What kind of request it is, as refusals are told apart.
@@ -122,7 +123,7 @@ impl Ticket {
             coming: None,
             told: None,
             uncached_tokens,
-            tokens_before_first: 0,
+            before: Before::default(),
             waiting: None,
             kind,
             demand: None,
@@ -161,7 +162,7 @@ impl Ticket {
         self.place();
         let (worker, tokens) = (&self.worker, self.uncached_tokens);
         let speed = worker.rate.lock().tokens_per_second();
-        self.tokens_before_first = worker.load.tokens_left(now, speed) + tokens;
+        self.before = worker.load.before(now, speed, tokens).without_itself();
         self.waiting = Some(worker.load.computes(now, tokens, self.streams));
         self.sent = now;
         self.series().waiting_prefill_tokens.add(tokens as i64);
@@ -341,12 +342,16 @@ impl Ticket {
         }
         match &self.pull {
             None if self.waiting.is_some() => {
-                self.worker.rate.lock().observe(self.tokens_before_first, seconds);
+                self.worker.rate.lock().observe(self.before.tokens as u64, seconds);
+                let predicted_ms = self.worker.ttft.lock().observe(self.before, seconds * 1e3);
+                if let Some(predicted_ms) = predicted_ms {
+                    self.series().ttft_predicted(predicted_ms / 1e3, seconds);
+                }
             }
             Some(pull) if !self.began => {
                 let speed = self.worker.rate.lock().tokens_per_second();
                 if let Some(speed) = speed.filter(|speed| *speed > 0.0) {
-                    let without_ms = self.tokens_before_first as f64 / speed * 1e3;
+                    let without_ms = self.before.tokens / speed * 1e3;
                     let pair = (pull.from.id, self.worker.id);
                     self.router.pulled(now, pair, pull.tokens, (seconds * 1e3, without_ms));
                 }

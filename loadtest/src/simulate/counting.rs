@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use keyway_core::{index::Placement, pace::Waiting, told::Told};
+use keyway_core::{index::Placement, pace::Waiting, told::Told, ttft::Before};
 use keyway_wire::block_hash::BlockHash;
 
 use super::{
@@ -21,9 +21,8 @@ pub(super) struct Flight {
     pub(super) first: Nanos,
     pub(super) waiting: Option<Waiting>,
     pub(super) prompt_tokens: u64,
-    /// Prompt tokens that the router expected to be computed there before its first token, its own among
-    /// them.
-    pub(super) tokens_before_first: u64,
+    /// What the router expected it to find there.
+    pub(super) before: Before,
     /// Number of the gateway that it came to.
     pub(super) gateway: usize,
     pub(super) placement: Option<Placement>,
@@ -77,7 +76,7 @@ impl Counting<'_, '_> {
         let gateway = &mut self.gateways[flight.gateway];
         if let Some(waiting) = flight.waiting.take() {
             let took = Duration::from_nanos(token.at - flight.sent);
-            gateway.first_token(self.worker, token.at, &waiting, Some((flight.tokens_before_first, took)));
+            gateway.first_token(self.worker, token.at, &waiting, Some((flight.before, took)));
         }
         let placement = flight.placement.take().filter(Placement::is_expected);
         gateway.tell_of_answer(token.at, flight.told.take());
@@ -98,7 +97,7 @@ impl Counting<'_, '_> {
         flight.first = token.at;
         let mut cached_tokens = token.cached_tokens;
         let took = Duration::from_nanos(token.at - flight.sent);
-        let mut speed = Some((flight.tokens_before_first, took));
+        let mut speed = Some((flight.before, took));
         match &flight.leg {
             Leg::Handed { from, cached_tokens: found, uncached, at, queue_ms } => {
                 cached_tokens = *found;
@@ -110,7 +109,8 @@ impl Counting<'_, '_> {
             Leg::Whole | Leg::First(_) => {}
         }
         if let Some(waiting) = flight.waiting.take() {
-            gateway.first_token(self.worker, token.at, &waiting, speed);
+            let predicted_ms = gateway.first_token(self.worker, token.at, &waiting, speed);
+            self.outcome.predicted(predicted_ms, took.as_secs_f64() * 1e3);
         }
         // The prompt is computed, and the worker has made room for it.
         flight.placement = flight.placement.take().filter(Placement::is_expected);

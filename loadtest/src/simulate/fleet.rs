@@ -400,7 +400,7 @@ impl<'a> Run<'a> {
         let (prompt_tokens, source) = (arrival.prompt_tokens, arrival.source);
         if let Some(uncached) = uncached {
             let (waiting, before) = self.gateways[flight.gateway].sent(worker, at, prompt_tokens, uncached);
-            (flight.waiting, flight.tokens_before_first) = (Some(waiting), before);
+            (flight.waiting, flight.before) = (Some(waiting), before);
         }
         (flight.arrived, flight.prompt_tokens, flight.source) = (arrival.at, prompt_tokens, source);
         flight.session = arrival.session();

@@ -11,6 +11,7 @@ use keyway_core::{
     pace::Waiting,
     pick::Candidate,
     rate::{PrefillRate, Rates},
+    ttft::{Before, TtftFit},
     working_sets::{EndedTurn, WorkingSets},
 };
 use keyway_wire::block_hash::BlockHash;
@@ -46,6 +47,7 @@ pub(super) struct Gateway {
 struct Desk {
     load: Load,
     rate: PrefillRate,
+    ttft: TtftFit,
     /// Prompt tokens of the requests under way.
     context_tokens: u64,
     /// Whether a first or last token came since the router last looked.
@@ -111,12 +113,12 @@ impl Gateway {
         self.desks[worker].load.snapshot(Duration::from_nanos(at), self.speeds[worker]).among(self.shares)
     }
 
-    /// A request was sent; with what it waits for, and how many tokens come before its first one.
-    pub(super) fn sent(&mut self, worker: usize, at: Nanos, prompt: u64, uncached: u64) -> (Waiting, u64) {
+    /// A request was sent; with what it waits for, and what it finds there.
+    pub(super) fn sent(&mut self, worker: usize, at: Nanos, prompt: u64, uncached: u64) -> (Waiting, Before) {
         let (desk, now) = (&mut self.desks[worker], Duration::from_nanos(at));
         desk.context_tokens += prompt;
-        let before_first = desk.load.tokens_left(now, desk.rate.tokens_per_second()) + uncached;
-        (desk.load.start(now, uncached, true), before_first)
+        let before = desk.load.before(now, desk.rate.tokens_per_second(), uncached);
+        (desk.load.start(now, uncached, true), before)
     }
 
     /// A request will be answered by a worker whose prompt another one computes.
@@ -160,21 +162,21 @@ impl Gateway {
         self.transfers.observe(Duration::from_nanos(at), pair, tokens, took);
     }
 
-    /// A first token came; `speed`: so many tokens and so long after its request was sent, where that says
-    /// something of the worker's speed.
+    /// A first token came; `speed`: what its request found and how long that took, where it says something of
+    /// the worker's speed. How long it was to take, in milliseconds, where that was predicted.
     pub(super) fn first_token(
         &mut self,
         worker: usize,
         at: Nanos,
         waiting: &Waiting,
-        speed: Option<(u64, Duration)>,
-    ) {
+        speed: Option<(Before, Duration)>,
+    ) -> Option<f64> {
         let desk = &mut self.desks[worker];
         desk.load.first_token(Duration::from_nanos(at), waiting);
-        if let Some((tokens, took)) = speed {
-            desk.rate.observe(tokens, took.as_secs_f64());
-        }
         desk.changed = true;
+        let (before, took) = speed?;
+        desk.rate.observe(before.tokens as u64, took.as_secs_f64());
+        desk.ttft.observe(before, took.as_secs_f64() * 1e3)
     }
 
     /// An answer has ended.

@@ -17,6 +17,8 @@ pub(super) struct Outcome {
     e2e: Samples,
     /// Between any two tokens, where that is counted.
     itl: Samples,
+    /// Of times to first token that were predicted: the sum, and by how much each was off.
+    predicted_ms: (f64, f64),
     requests: u64,
     good: u64,
     cached_tokens: u64,
@@ -57,6 +59,8 @@ pub struct Figures {
     pub ttft: Option<Summary>,
     /// Mean time per generated token after the first.
     pub tpot: Option<Summary>,
+    /// By how much the gateway's predictions of a worker's time to first token were off, as a share of it.
+    pub ttft_off: Option<f64>,
     /// Time to the last token.
     pub e2e: Option<Summary>,
     /// Time between any two tokens, with `--itl`.
@@ -96,6 +100,7 @@ impl Outcome {
             tpot: Samples::default(),
             e2e: Samples::default(),
             itl: Samples::default(),
+            predicted_ms: (0.0, 0.0),
             requests: 0,
             good: 0,
             cached_tokens: 0,
@@ -125,6 +130,14 @@ impl Outcome {
     pub(super) fn first_token(&mut self, ttft: Nanos, cached_tokens: u32) {
         self.ttft.add_ns(ttft);
         self.cached_tokens += u64::from(cached_tokens);
+    }
+
+    /// A first token came so long after its request was sent, of which so much had been predicted.
+    pub(super) fn predicted(&mut self, predicted_ms: Option<f64>, took_ms: f64) {
+        if let Some(predicted_ms) = predicted_ms {
+            self.predicted_ms.0 += took_ms;
+            self.predicted_ms.1 += (predicted_ms - took_ms).abs();
+        }
     }
 
     /// A token came so long after the one before it.
@@ -160,6 +173,7 @@ impl Outcome {
             cached: share(self.cached_tokens, self.prompt_tokens),
             ttft,
             tpot,
+            ttft_off: (self.predicted_ms.0 > 0.0).then(|| self.predicted_ms.1 / self.predicted_ms.0),
             e2e,
             itl: self.itl.summary(),
             split: self.split,

@@ -48,6 +48,15 @@ fn write(report: &SimulationReport, out: &mut String) -> std::fmt::Result {
         "\nTimes in ms of virtual time, from arrival; good: requests that meet the SLO's bounds by themselves;"
     )?;
     writeln!(out, "max/mean: prompt tokens of the busiest worker over the mean")?;
+    for run in &report.runs {
+        if let Some(off) = run.ttft_off {
+            let (policy, workers, off) = (&run.policy, run.workers, off * 100.0);
+            writeln!(
+                out,
+                "{policy}, {workers} workers: predicted times to first token were off by {off:.1} %"
+            )?;
+        }
+    }
     sessions(report, out)?;
     moves(report, out)?;
     for found in &report.found {

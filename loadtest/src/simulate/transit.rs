@@ -111,19 +111,9 @@ impl Run<'_> {
     ) {
         self.advance_worker(from, at);
         let (there, here) = (self.held(from, &arrival), self.held(to, &arrival));
-        let (waiting, tokens_before_first) =
-            self.gateways[gateway].sent(to, at, arrival.prompt_tokens, uncached);
+        let (waiting, before) = self.gateways[gateway].sent(to, at, arrival.prompt_tokens, uncached);
         let (waiting, placement, leg) = (Some(waiting), Some(placement), Leg::Pulled);
-        let flight = Flight {
-            gateway,
-            sent: at,
-            waiting,
-            tokens_before_first,
-            placement,
-            told,
-            leg,
-            ..Flight::default()
-        };
+        let flight = Flight { gateway, sent: at, waiting, before, placement, told, leg, ..Flight::default() };
         let request = InTransit { to, arrival, flight, fetched_tokens: there as u32 };
         let moved = there.saturating_sub(here);
         self.outcome.pulled += 1;

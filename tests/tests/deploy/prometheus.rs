@@ -168,7 +168,7 @@ async fn load(fleet: &Watched) {
 
 /// Families that this fleet leaves without series: it has no events that go wrong, no tokenizer, no second
 /// attempts.
-const SILENT: [&str; 43] = [
+const SILENT: [&str; 45] = [
     "keyway_oidc_tokens_total",
     "keyway_oidc_keys",
     "keyway_oidc_keys_fetched_timestamp_seconds",
@@ -212,6 +212,8 @@ const SILENT: [&str; 43] = [
     "keyway_kv_event_problems_total",
     "keyway_kv_replays_total",
     "keyway_prediction_error_tokens_total",
+    "keyway_ttft_prediction_seconds_total",
+    "keyway_ttft_prediction_error_seconds_total",
 ];
 
 #[tokio::test]

@@ -368,6 +368,41 @@ async fn a_prompt_that_is_computed_elsewhere_is_there_once_its_kv_is() {
     }
 }
 
+/// By queue and speed alone it would be some milliseconds.
+#[tokio::test(start_paused = true)]
+async fn a_first_token_is_predicted_by_what_earlier_ones_took() {
+    let parts = Parts::new(false);
+    let router = &parts.router;
+    let predicted_ms = || {
+        let asked = parts.ask(TENANTS[1], 0).unwrap();
+        let setting = router.setting(&asked.info, &[]).unwrap();
+        drop(asked);
+        let (candidates, pick) = router.preview(&setting).unwrap();
+        setting.predicted_ttft_ms(router.now(), &setting.workers[pick.index], &candidates[pick.index])
+    };
+    assert!(predicted_ms() < 100.0);
+    for n in 0..120 {
+        let mut asked = parts.ask(TENANTS[0], n).unwrap();
+        clock::sleep(Duration::from_millis(700)).await;
+        asked.choice.as_mut().unwrap().ticket.stream_began(router.now());
+    }
+    let ms = predicted_ms();
+    assert!((650.0..750.0).contains(&ms), "{ms}");
+    let truth = &router.metrics().caches.truth;
+    let (mut measured_s, mut off_s) = (0.0, 0.0);
+    for worker in router.fleet().all().iter() {
+        let name = worker.name.as_str();
+        measured_s += truth.ttft.with_label_values(&[name]).get();
+        off_s += ["over", "under"]
+            .map(|direction| truth.ttft_error.with_label_values(&[name, direction]).get())
+            .iter()
+            .sum::<f64>();
+    }
+    // The first sixteen of each worker are not foretold.
+    assert!(measured_s >= 0.7 * (120.0 - 16.0 * f64::from(WORKERS)) - 0.1, "{measured_s}");
+    assert!(off_s < 0.1 * measured_s, "{off_s} of {measured_s}");
+}
+
 /// One client's requests, one after the other, each left at a point of chance.
 async fn client(parts: Arc<Parts>, seed: u64, requests: usize) -> usize {
     let mut random = fastrand::Rng::with_seed(seed);
