@@ -150,9 +150,9 @@ impl Iterator for Events<'_> {
 
 /// The names of the fields in an array, by place behind the event's type.
 const STORED: [&str; 11] = [
-    "block_hashes",
+    HASHES,
     "parent_block_hash",
-    "token_ids",
+    TOKENS,
     "block_size",
     "lora_id",
     "medium",
@@ -162,41 +162,97 @@ const STORED: [&str; 11] = [
     "kv_cache_spec_kind",
     "kv_cache_spec_sliding_window",
 ];
-const REMOVED: [&str; 3] = ["block_hashes", "medium", "group_idx"];
+const REMOVED: [&str; 3] = [HASHES, "medium", "group_idx"];
+const HASHES: &str = "block_hashes";
+const TOKENS: &str = "token_ids";
 /// `lora_name` in vLLM; a map of salt and session, or a list of components, in SGLang.
 const SEVENTH: &str = "7";
+/// What stands for no value.
+const NIL: &[u8] = &[0xC0];
+
+/// A field's value. The lists that nearly all bytes of an event are in are read where they are come to, as to
+/// find their ends takes as long as to read them; of the wrong type they are left as they came.
+enum Field<'a> {
+    Raw(&'a [u8]),
+    Hashes(Vec<EngineHash>),
+    Tokens(Tokens),
+}
+
+/// Token ids; of pairs of neighbours the first of each, and the second of the last.
+type Tokens = (Vec<u32>, Option<u32>);
+
+impl<'a> Field<'a> {
+    /// The next value, which is that of the field `name`.
+    fn read(reader: &mut Reader<'a>, name: &str) -> Result<Self, DecodeError> {
+        let start = *reader;
+        let list = match name {
+            HASHES => hashes(reader).map(Self::Hashes),
+            TOKENS => tokens(reader).map(Self::Tokens),
+            _ => None,
+        };
+        if let Some(list) = list {
+            return Ok(list);
+        }
+        *reader = start;
+        Ok(Self::Raw(reader.whole()?))
+    }
+
+    fn is_nil(&self) -> bool {
+        matches!(self, Self::Raw(value) if Reader::new(value).next() == Ok(Value::Nil))
+    }
+}
 
 /// An event's values by the names of their fields.
-#[derive(Default)]
 struct Fields<'a> {
-    values: Vec<(&'a str, &'a [u8])>,
+    values: Vec<(&'a str, Field<'a>)>,
 }
 
 impl<'a> Fields<'a> {
-    fn from_array(reader: &mut Reader<'a>, len: u32, names: &[&'static str]) -> Result<Self, DecodeError> {
-        let mut fields = Self::default();
-        for place in 0..len as usize {
-            let value = reader.whole()?;
-            fields.values.extend(names.get(place).map(|name| (*name, value)));
-        }
-        Ok(fields)
+    /// Room for as many as an event has.
+    fn with_room(len: u32) -> Self {
+        Self { values: Vec::with_capacity((len as usize).min(1 + STORED.len())) }
     }
 
-    fn from_map(reader: &mut Reader<'a>, len: u32) -> Result<Self, DecodeError> {
-        let mut fields = Self::default();
-        for _ in 0..len {
-            let (name, value) = (reader.whole()?, reader.whole()?);
-            if let Some(name) = text(name) {
-                fields.values.push((name, value));
+    fn from_array(reader: &mut Reader<'a>, len: u32, names: &[&'static str]) -> Result<Self, DecodeError> {
+        let mut fields = Self::with_room(len);
+        for place in 0..len as usize {
+            match names.get(place) {
+                Some(name) => fields.values.push((name, Field::read(reader, name)?)),
+                None => drop(reader.whole()?),
             }
         }
         Ok(fields)
     }
 
-    /// The field's value; nil is as good as none.
-    fn get(&self, name: &str) -> Option<&'a [u8]> {
+    fn from_map(reader: &mut Reader<'a>, len: u32) -> Result<Self, DecodeError> {
+        let mut fields = Self::with_room(len);
+        for _ in 0..len {
+            match text(reader.whole()?) {
+                Some(name) => fields.values.push((name, Field::read(reader, name)?)),
+                None => drop(reader.whole()?),
+            }
+        }
+        Ok(fields)
+    }
+
+    /// The field, of several of one name the last; nil is as good as none.
+    fn field(&self, name: &str) -> Option<&Field<'a>> {
         let found = self.values.iter().rev().find(|(field, _)| *field == name);
-        found.map(|(_, value)| *value).filter(|value| Reader::new(value).next() != Ok(Value::Nil))
+        found.map(|(_, value)| value).filter(|value| !value.is_nil())
+    }
+
+    /// The same, and its value, which is not in the fields any more.
+    fn take(&mut self, name: &str) -> Option<Field<'a>> {
+        let found = self.values.iter_mut().rev().find(|(field, _)| *field == name);
+        found.map(|(_, value)| std::mem::replace(value, Field::Raw(NIL))).filter(|value| !value.is_nil())
+    }
+
+    /// The field's value as it came.
+    fn get(&self, name: &str) -> Option<&'a [u8]> {
+        match self.field(name) {
+            Some(Field::Raw(value)) => Some(value),
+            _ => None,
+        }
     }
 
     /// A field that decides what is cached where: of the wrong type, the event is not understood.
@@ -236,18 +292,18 @@ fn read_event(reader: &mut Reader<'_>) -> Result<Option<KvEvent>, DecodeError> {
                 "BlockRemoved" => &REMOVED,
                 _ => &[],
             };
-            read_fields(tag, &Fields::from_array(reader, rest, names)?)
+            read_fields(tag, Fields::from_array(reader, rest, names)?)
         }
         Value::Map(len) => {
             let fields = Fields::from_map(reader, len)?;
             let tag = fields.get("type").and_then(text).ok_or(nameless)?;
-            read_fields(tag, &fields)
+            read_fields(tag, fields)
         }
         _ => Err(DecodeError("an event is an array or a map")),
     }
 }
 
-fn read_fields(tag: &str, fields: &Fields<'_>) -> Result<Option<KvEvent>, DecodeError> {
+fn read_fields(tag: &str, fields: Fields<'_>) -> Result<Option<KvEvent>, DecodeError> {
     Ok(Some(match tag {
         "BlockStored" => KvEvent::BlockStored(read_stored(fields)?),
         "BlockRemoved" => KvEvent::BlockRemoved(read_removed(fields)?),
@@ -256,16 +312,22 @@ fn read_fields(tag: &str, fields: &Fields<'_>) -> Result<Option<KvEvent>, Decode
     }))
 }
 
-fn read_hashes(fields: &Fields<'_>) -> Result<Vec<EngineHash>, DecodeError> {
-    let found = fields.strict("block_hashes", hashes, "`block_hashes` is not an array of hashes")?;
-    found.ok_or(DecodeError("`block_hashes` is missing"))
+fn read_hashes(fields: &mut Fields<'_>) -> Result<Vec<EngineHash>, DecodeError> {
+    match fields.take(HASHES) {
+        Some(Field::Hashes(hashes)) => Ok(hashes),
+        Some(_) => Err(DecodeError("`block_hashes` is not an array of hashes")),
+        None => Err(DecodeError("`block_hashes` is missing")),
+    }
 }
 
-fn read_stored(fields: &Fields<'_>) -> Result<BlockStored, DecodeError> {
-    let tokens = fields.strict("token_ids", tokens, "`token_ids` is not an array of token ids or pairs")?;
-    let (token_ids, bigram_tail) = tokens.unwrap_or_default();
+fn read_stored(mut fields: Fields<'_>) -> Result<BlockStored, DecodeError> {
+    let (token_ids, bigram_tail) = match fields.take(TOKENS) {
+        Some(Field::Tokens(tokens)) => tokens,
+        Some(_) => return Err(DecodeError("`token_ids` is not an array of token ids or pairs")),
+        None => Tokens::default(),
+    };
     let mut stored = BlockStored {
-        block_hashes: read_hashes(fields)?,
+        block_hashes: read_hashes(&mut fields)?,
         parent_block_hash: fields.strict("parent_block_hash", hash, "`parent_block_hash` is not a hash")?,
         token_ids,
         bigram_tail,
@@ -305,8 +367,8 @@ fn read_seventh(stored: &mut BlockStored, value: &[u8]) -> Result<(), DecodeErro
     Ok(())
 }
 
-fn read_removed(fields: &Fields<'_>) -> Result<BlockRemoved, DecodeError> {
-    let block_hashes = read_hashes(fields)?;
+fn read_removed(mut fields: Fields<'_>) -> Result<BlockRemoved, DecodeError> {
+    let block_hashes = read_hashes(&mut fields)?;
     let counts = fields.lenient("remaining_copy_counts", |value| list(value, uint));
     Ok(BlockRemoved {
         medium: fields.strict("medium", string, "`medium` is not a string")?,
@@ -328,9 +390,9 @@ fn list<'a, T>(value: &'a [u8], read: fn(&'a [u8]) -> Option<T>) -> Option<Vec<T
     Some(elements)
 }
 
-fn hashes(value: &[u8]) -> Option<Vec<EngineHash>> {
-    let mut reader = Reader::new(value);
+fn hashes(reader: &mut Reader<'_>) -> Option<Vec<EngineHash>> {
     let Ok(Value::Array(len)) = reader.next() else { return None };
+    // The batch was read to its end before, so the length is true.
     let mut hashes = Vec::with_capacity(len as usize);
     for _ in 0..len {
         let number = reader.quick_uint().map(EngineHash::Int);
@@ -348,9 +410,7 @@ fn hash(value: &[u8]) -> Option<EngineHash> {
     }
 }
 
-/// Token ids, or pairs of neighbours: then the first of each, and the second of the last.
-fn tokens(value: &[u8]) -> Option<(Vec<u32>, Option<u32>)> {
-    let mut reader = Reader::new(value);
+fn tokens(reader: &mut Reader<'_>) -> Option<Tokens> {
     let Value::Array(len) = reader.next().ok()? else { return None };
     // It was read to its end before, so the length is true.
     let mut ids = vec![0; len as usize];

@@ -218,6 +218,30 @@ fn an_event_that_makes_no_sense_does_not_take_its_batch_along() {
 }
 
 #[test]
+fn lists_of_another_type_are_left_as_they_came() {
+    let payload = batch_of(2, |w| {
+        w.map(2);
+        w.text("block_hashes");
+        w.text("of a type that is not known");
+        w.text("type");
+        w.text("BlockInactive");
+        w.map(4);
+        w.text("token_ids");
+        w.nil();
+        w.text("block_hashes");
+        w.array(1);
+        w.uint(8);
+        w.text("block_size");
+        w.uint(2);
+        w.text("type");
+        w.text("BlockStored");
+    });
+    let decoded = EventBatch::decode(&payload).unwrap();
+    assert_eq!((decoded.malformed, decoded.unknown), (0, 1));
+    assert_eq!(decoded.batch.events, [KvEvent::BlockStored(stored(&[8], None, &[]))]);
+}
+
+#[test]
 fn arrays_may_end_early_and_have_more_than_is_known() {
     let expected = [KvEvent::BlockStored(stored(&[1], None, &[5, 6]))];
     for len in 5..15 {
