@@ -152,7 +152,7 @@ pub struct KvFeed {
 
 impl KvFeed {
     /// A feed that was not connected yet. `key` is the index's; `max_blocks` bounds what is known of the
-    /// worker, at about 34 bytes a block.
+    /// worker, at about 30 bytes a block.
     pub fn new(worker: WorkerId, key: HashKey, recovery: Recovery, max_blocks: usize) -> Self {
         Self {
             worker,

@@ -25,7 +25,7 @@ pub const FIRST_PROBE_PATIENCE: Duration = Duration::from_secs(1);
 /// Largest `/v1/models` answer that is read: 4,000 adapters at 500 bytes each.
 pub const MAX_MODELS_BYTES: usize = 2 << 20;
 
-/// Blocks known of one worker by its events, at about 34 bytes each: 8 million tokens of 16 a block, four
+/// Blocks known of one worker by its events, at about 30 bytes each: 8 million tokens of 16 a block, four
 /// times what one 8-GPU node holds of a 70B model.
 pub const KV_FEED_BLOCKS_MAX: usize = 512 << 10;
 

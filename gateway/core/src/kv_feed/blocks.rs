@@ -15,7 +15,7 @@ use keyway_wire::kv_event::BlockStored;
 
 use super::groups::{Groups, Part};
 use super::node::{Copies, NONE, Node, NodeId, Reach, Tier};
-use super::tree::Tree;
+use super::tree::{BLOCKS_MAX, Tree};
 use super::walk::{Walk, Way};
 use crate::index::{PrefixIndex, WorkerId};
 use crate::spread_map::Spread;
@@ -80,7 +80,7 @@ enum Step {
 
 impl Blocks {
     pub(super) fn new(max: usize) -> Self {
-        let max = max.min(NONE as usize);
+        let max = max.min(BLOCKS_MAX);
         let (tree, names) = (Tree::default(), HashTable::new());
         Self { tree, names, any_alike: false, max, groups: Groups::default(), agenda: Vec::new() }
     }

@@ -11,34 +11,62 @@ use crate::spread_map::SpreadMap;
 /// Links that one more block takes at most: its own, its parent's, and those of another one behind that.
 const LINKS_EACH: usize = 3;
 
-/// One block as the tree keeps it.
+/// Blocks at most: what a place of the first block of a prompt has bits for.
+pub(super) const BLOCKS_MAX: usize = DISCARDED as usize;
+
+/// One block as the tree keeps it. Not aligned to its numbers of 64 bits, which would take four bytes more.
 #[derive(Debug, Clone, Copy)]
+#[repr(C, packed(4))]
 struct Entry {
     /// What the engine calls it.
     name: u64,
     key: BlockHash,
-    /// The prompt's first block, which stays while one behind it does: it knows the empty prefix that they
-    /// descend from. [`NONE`] in a block that was discarded.
-    first: NodeId,
-    /// Copies in the engine's own cache, and in other tiers.
-    own: u16,
-    elsewhere: u8,
-    /// Some of [`FOLLOWS`] and [`LINKED`].
-    bits: u8,
+    /// From the lower bits: where the prompt's first block is ([`FIRST_BITS`]), how many copies there are
+    /// ([`CODES`]), and whether it [`FOLLOWS`] and is [`LINKED`]. The first block stays while one behind it
+    /// does: it knows the empty prefix that they descend from.
+    rest: u32,
 }
 
+const FIRST_BITS: u32 = 27;
+/// Stands for the first block in one that was discarded.
+const DISCARDED: NodeId = (1 << FIRST_BITS) - 1;
 /// A block stands right behind its parent, which has no other child.
-const FOLLOWS: u8 = 1;
+const FOLLOWS: u32 = 1 << 30;
 /// A block has links: it does not follow, or what is behind it does not.
-const LINKED: u8 = 2;
+const LINKED: u32 = 1 << 31;
+
+/// Copies that a block has mostly, by their code of three bits.
+const CODES: [Copies; 6] = {
+    let mut codes = [Copies { own: 0, elsewhere: 0 }; 6];
+    let mut code = 0;
+    while code < codes.len() {
+        codes[code] = Copies { own: code as u16 % 3, elsewhere: code as u8 / 3 };
+        code += 1;
+    }
+    codes
+};
+/// The code of others, which are beside the entries.
+const OTHERS: u32 = 7;
 
 impl Entry {
-    fn has(&self, bit: u8) -> bool {
-        self.bits & bit != 0
+    fn has(&self, bit: u32) -> bool {
+        self.rest & bit != 0
+    }
+
+    fn first(&self) -> NodeId {
+        self.rest & DISCARDED
+    }
+
+    fn code(&self) -> u32 {
+        self.rest >> FIRST_BITS & 7
+    }
+
+    fn set_code(&mut self, code: u32) {
+        self.rest = self.rest & !(7 << FIRST_BITS) | code << FIRST_BITS;
     }
 }
 
-const _: () = assert!(size_of::<Entry>() == 24, "a block costs more than docs/figures.md says");
+const _: () = assert!(size_of::<Entry>() == 20, "a block costs more than docs/figures.md says");
 
 /// What is before and behind a block.
 #[derive(Debug, Clone, Copy)]
@@ -59,6 +87,8 @@ pub(super) struct Tree {
     entries: Vec<Entry>,
     free: Vec<NodeId>,
     links: SpreadMap<NodeId, Links>,
+    /// Copies of blocks that have more than there are [`CODES`] for.
+    copies: SpreadMap<NodeId, Copies>,
 }
 
 impl Tree {
@@ -66,6 +96,7 @@ impl Tree {
         self.entries.clear();
         self.free.clear();
         self.links.clear();
+        self.copies.clear();
     }
 
     /// Blocks that are known.
@@ -77,6 +108,7 @@ impl Tree {
     pub(super) fn make_room(&mut self, more: usize) {
         self.entries.reserve(more.saturating_sub(self.free.len()));
         self.links.reserve(LINKS_EACH * more);
+        self.copies.reserve(more);
     }
 
     /// The block at this place, discarded or not; `None` behind the last one.
@@ -96,7 +128,7 @@ impl Tree {
 
     /// Not one that was discarded.
     pub(super) fn is_known(&self, id: NodeId) -> bool {
-        self.entries.get(id as usize).is_some_and(|entry| entry.first != NONE)
+        self.entries.get(id as usize).is_some_and(|entry| entry.first() != DISCARDED)
     }
 
     pub(super) fn name(&self, id: NodeId) -> u64 {
@@ -108,18 +140,28 @@ impl Tree {
     }
 
     pub(super) fn copies(&self, id: NodeId) -> Copies {
-        let Entry { own, elsewhere, .. } = self.entries[id as usize];
-        Copies { own, elsewhere }
+        let code = self.entries[id as usize].code();
+        CODES.get(code as usize).or_else(|| self.copies.get(&id)).copied().unwrap_or_default()
     }
 
     pub(super) fn set_copies(&mut self, id: NodeId, copies: Copies) {
         let entry = &mut self.entries[id as usize];
-        (entry.own, entry.elsewhere) = (copies.own, copies.elsewhere);
+        let code = if copies.own < 3 && copies.elsewhere < 2 {
+            u32::from(copies.own) + 3 * u32::from(copies.elsewhere)
+        } else {
+            OTHERS
+        };
+        if code == OTHERS {
+            self.copies.insert(id, copies);
+        } else if entry.code() == OTHERS {
+            self.copies.remove(&id);
+        }
+        entry.set_code(code);
     }
 
     /// The empty prefix that it descends from.
     pub(super) fn root(&self, id: NodeId) -> BlockHash {
-        let [low, high] = self.links_of(self.entries[id as usize].first).siblings;
+        let [low, high] = self.links_of(self.entries[id as usize].first()).siblings;
         BlockHash(u64::from(high) << 32 | u64::from(low))
     }
 
@@ -140,9 +182,9 @@ impl Tree {
         let id = self.free.pop().unwrap_or(self.entries.len() as NodeId);
         let child = if parent == NONE { NONE } else { self.first_child(parent) };
         let follows = parent != NONE && child == NONE && id == parent + 1;
-        let first = if parent == NONE { id } else { self.entries[parent as usize].first };
+        let first = if parent == NONE { id } else { self.entries[parent as usize].first() };
         let bits = if follows { FOLLOWS } else { 0 };
-        let entry = Entry { name, key, first, own: 0, elsewhere: 0, bits };
+        let entry = Entry { name, key, rest: first | bits };
         match self.entries.get_mut(id as usize) {
             Some(place) => *place = entry,
             None => self.entries.push(entry),
@@ -177,15 +219,15 @@ impl Tree {
         if entry.has(LINKED) {
             self.links.remove(&id);
         }
-        let gone = &mut self.entries[id as usize];
-        (gone.first, gone.bits) = (NONE, 0);
+        self.set_copies(id, Copies::default());
+        self.entries[id as usize].rest = DISCARDED;
         self.free.push(id);
     }
 
     /// A block that followed its parent has links of its own from now on; the caller says the parent so.
     fn unfollow(&mut self, id: NodeId) {
         if self.entries[id as usize].has(FOLLOWS) {
-            self.entries[id as usize].bits &= !FOLLOWS;
+            self.entries[id as usize].rest &= !FOLLOWS;
             let links = self.links_mut(id);
             (links.parent, links.siblings) = (id - 1, [NONE, NONE]);
         }
@@ -195,7 +237,7 @@ impl Tree {
     fn follow_again(&mut self, parent: NodeId) {
         let child = self.links_of(parent).first_child;
         if child == parent + 1 && self.links_of(child).siblings == [NONE, NONE] {
-            self.entries[child as usize].bits |= FOLLOWS;
+            self.entries[child as usize].rest |= FOLLOWS;
             self.links_mut(parent).first_child = NONE;
             self.give_up_links(child);
         }
@@ -206,7 +248,7 @@ impl Tree {
     fn give_up_links(&mut self, id: NodeId) {
         if self.entries[id as usize].has(FOLLOWS) && self.links_of(id).first_child == NONE {
             self.links.remove(&id);
-            self.entries[id as usize].bits &= !LINKED;
+            self.entries[id as usize].rest &= !LINKED;
         }
     }
 
@@ -216,7 +258,7 @@ impl Tree {
     }
 
     fn links_mut(&mut self, id: NodeId) -> &mut Links {
-        self.entries[id as usize].bits |= LINKED;
+        self.entries[id as usize].rest |= LINKED;
         self.links.entry(id).or_insert(NO_LINKS)
     }
 }
@@ -281,6 +323,33 @@ mod tests {
                 check(&tree, &model)?;
             }
             prop_assert!(tree.links.is_empty(), "links of nothing are left");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn copies_are_those_that_were_set(
+            sets in prop::collection::vec((0_usize..4, prop_oneof![0_u16..5, any::<u16>()], 0_u8..4, any::<bool>()), 1..60),
+        ) {
+            let mut tree = Tree::default();
+            let mut model = [(); 4].map(|()| Copies::default());
+            let ids: Vec<_> = (0..4).map(|name| tree.add(name, BlockHash(name), NONE, BlockHash(9))).collect();
+            for (i, own, elsewhere, removes) in sets {
+                model[i] = if removes { Copies::default() } else { Copies { own, elsewhere } };
+                if removes {
+                    tree.remove(ids[i]);
+                    prop_assert_eq!(tree.add(7, BlockHash(7), NONE, BlockHash(9)), ids[i]);
+                } else {
+                    tree.set_copies(ids[i], model[i]);
+                }
+                let copies: Vec<_> = ids.iter().map(|id| tree.copies(*id)).collect();
+                prop_assert_eq!(&copies[..], &model[..]);
+                prop_assert!(ids.iter().all(|id| tree.is_known(*id) && tree.root(*id) == BlockHash(9)));
+            }
+            for id in ids {
+                tree.remove(id);
+            }
+            prop_assert!(tree.copies.is_empty(), "copies of nothing are left");
         }
     }
 
