@@ -23,11 +23,34 @@ fn bench(c: &mut Criterion) {
     matches(c, &filled);
     routes(c, &filled);
     places(c, &mut filled);
+    drop(filled);
+    four_thousand(c);
+}
+
+/// The same search and choice among four times as many workers, which hold as much together.
+fn four_thousand(c: &mut Criterion) {
+    const MANY: u32 = 4_000;
+    let filled = support::fill_of(MANY);
+    let (mut group, ahead) = (c.benchmark_group("4,000 workers"), Ahead::default());
+    let mut workers = support::candidates_of(MANY);
+    let mut next = filled.conversations.iter().cycle();
+    group.bench_function("match, one holder", |b| {
+        b.iter(|| next.next().map(|chain| filled.index.lengths(black_box(chain))));
+    });
+    group.bench_function("route, one holder, busy workers", |b| {
+        b.iter(|| {
+            let chain = next.next()?;
+            let (views, turn) = ([view(chain)], Turn { counter: 0, random: 7 });
+            let views = PromptViews::of(&views, &[]);
+            consider(Policy::Prefix, &views, &mut workers, &ahead, (Duration::ZERO, &turn), &filled.index)
+        });
+    });
+    group.finish();
 }
 
 /// Prompts by how their prefixes are spread. Different ones each time, where there are, so that no cache of
 /// the processor's knows them.
-fn prompts(filled: &Filled) -> [(&'static str, Vec<&[BlockHash]>); 4] {
+fn prompts(filled: &Filled) -> [(&'static str, Vec<&[BlockHash]>); 5] {
     let conversations: Vec<&[BlockHash]> = filled.conversations.iter().map(Vec::as_slice).collect();
     // New behind the system prompt.
     let turned: Vec<&[BlockHash]> =
@@ -35,6 +58,7 @@ fn prompts(filled: &Filled) -> [(&'static str, Vec<&[BlockHash]>); 4] {
     [
         ("one holder", conversations),
         ("eight holders", vec![&filled.eight]),
+        ("eight holders, one block in fifty gone", vec![&filled.holes]),
         ("system prompt only", turned),
         ("a thousand lengths", vec![&filled.every]),
     ]

@@ -104,7 +104,7 @@ impl Expected {
 
     /// Places of those that compute this block.
     pub(super) fn places(&self, block: BlockHash) -> impl Iterator<Item = u16> {
-        let due = self.0.iter(block).filter(|slot| self.is_due(*slot));
+        let due = self.0.list(block).into_iter().filter(|slot| self.is_due(*slot));
         due.map(|slot| self.0.slab[slot].worker)
     }
 

@@ -6,6 +6,7 @@
 //! Recency is the index's business.
 
 use keyway_wire::block_hash::BlockHash;
+use smallvec::{SmallVec, smallvec};
 
 use super::slab::{NIL, SLOT_BYTES, Slab, Slot};
 use super::table::Table;
@@ -14,6 +15,9 @@ use super::table::Table;
 pub(super) const TOGETHER: u16 = 8;
 /// Places of workers that make a group.
 const GROUP: u16 = 16;
+/// Groups whose holders are listed together: as many lines as a core has misses of its cache under way at
+/// once.
+const GATHERED_GROUPS: usize = 8;
 
 /// Residencies, at most as many as there is room for.
 pub(super) struct Holders {
@@ -24,6 +28,9 @@ pub(super) struct Holders {
     /// Residencies that were forgotten, modulo 2^32.
     removals: u32,
 }
+
+/// Slots, without an allocation where they are few.
+pub(super) type Listed = SmallVec<[u32; 16]>;
 
 /// A block that a worker does not hold, and where it would go.
 pub(super) struct Vacancy {
@@ -51,16 +58,59 @@ impl Holders {
     }
 
     /// The slots that hold `hash`, in no particular order.
-    pub(super) fn iter(&self, hash: BlockHash) -> impl Iterator<Item = u32> {
-        let first = self.first(hash);
-        let count = first.map_or(0, |first| self.slab[first].count());
-        let others = first.into_iter().flat_map(move |first| self.others(hash, first));
-        first.into_iter().chain(others).take(count)
+    pub(super) fn list(&self, hash: BlockHash) -> Listed {
+        self.first(hash).map_or_else(Listed::new, |first| self.beside(first))
     }
 
-    /// How many workers hold `hash`.
-    pub(super) fn count(&self, hash: BlockHash) -> usize {
-        self.first(hash).map_or(0, |first| self.slab[first].count())
+    /// The slots that hold what this one does, which is the first that holds it; itself in front.
+    pub(super) fn beside(&self, first: u32) -> Listed {
+        let Slot { hash, .. } = self.slab[first];
+        let count = self.slab[first].count();
+        let mut listed: Listed = smallvec![first];
+        // One by one: not much else lies in their line before the last of them.
+        listed.extend(self.near(hash, first).take(count.saturating_sub(1)));
+        let groups = 0..self.places.div_ceil(GROUP);
+        for from in groups.clone().step_by(GATHERED_GROUPS) {
+            if listed.len() >= count {
+                break;
+            }
+            let some = groups.clone().skip(from.into()).take(GATHERED_GROUPS);
+            self.table.fetch(some.clone().map(|group| of_group(hash, group)));
+            let slots = some.flat_map(|group| {
+                let tags = (0..GROUP).map(move |nth| of_place(hash, group * GROUP + nth));
+                self.table.tagged_any(of_group(hash, group), tags).map(move |slot| (slot, group))
+            });
+            // All are asked of memory before the first is looked at.
+            let mut touched = 0;
+            let slots = slots.inspect(|(slot, _)| touched ^= self.slab[*slot].holders);
+            let slots: SmallVec<[(u32, u16); 32]> = slots.collect();
+            std::hint::black_box(touched);
+            // What lies in the lines of two groups is one's alone.
+            let is_there = |held: &Slot, group| held.is_apart() && held.worker / GROUP == group;
+            listed.extend(slots.into_iter().filter_map(|(slot, group)| {
+                let held = &self.slab[slot];
+                (held.hash == hash && is_there(held, group)).then_some(slot)
+            }));
+        }
+        listed
+    }
+
+    /// How many workers hold each of these blocks.
+    pub(super) fn counts<const N: usize>(&self, hashes: [BlockHash; N]) -> [usize; N] {
+        self.firsts(hashes).map(|first| first.map_or(0, |first| self.slab[first].count()))
+    }
+
+    /// The first of those that hold each of these blocks. They are looked at side by side: one alone waits
+    /// for memory twice.
+    #[inline]
+    pub(super) fn firsts<const N: usize>(&self, hashes: [BlockHash; N]) -> [Option<u32>; N] {
+        let likely = hashes.map(|hash| self.table.likely(hash.0, hash.0));
+        let is_first =
+            |slot: u32, hash| self.slab.get(slot).is_some_and(|held| held.hash == hash && held.count() > 0);
+        std::array::from_fn(|i| {
+            let (slot, hash) = (likely[i], hashes[i]);
+            if is_first(slot, hash) { Some(slot) } else { self.first(hash) }
+        })
     }
 
     /// The slot that says the worker at `place` holds `hash`.
@@ -114,7 +164,7 @@ impl Holders {
             self.table.insert(hash.0, of_place(hash, place), slot);
         } else {
             self.slab[slot].holders = Slot::APART;
-            self.table.insert(of_group(hash, place), of_place(hash, place), slot);
+            self.table.insert(of_group(hash, place / GROUP), of_place(hash, place), slot);
         }
         slot
     }
@@ -147,7 +197,7 @@ impl Holders {
     /// Takes a holder that is not the first out of the table.
     fn unlist(&mut self, slot: u32) {
         let Slot { hash, worker, .. } = self.slab[slot];
-        let key = if self.slab[slot].is_apart() { of_group(hash, worker) } else { hash.0 };
+        let key = if self.slab[slot].is_apart() { of_group(hash, worker / GROUP) } else { hash.0 };
         self.table.remove(key, of_place(hash, worker), slot);
     }
 
@@ -159,7 +209,7 @@ impl Holders {
     /// As [`Holders::fetch`], with the first holders themselves where their entries are at home.
     pub(super) fn approach(&self, hashes: impl Iterator<Item = BlockHash>) {
         let holders =
-            |hash: BlockHash| self.slab.get(self.table.at_home(hash.0)).map_or(0, |slot| slot.holders);
+            |hash: BlockHash| self.slab.get(self.table.likely(hash.0, hash.0)).map_or(0, |slot| slot.holders);
         std::hint::black_box(hashes.fold(0, |all, hash| all ^ holders(hash)));
     }
 
@@ -179,7 +229,7 @@ impl Holders {
 
     /// The same, if it lies apart.
     fn apart(&self, hash: BlockHash, place: u16) -> Option<u32> {
-        let slots = self.table.tagged(of_group(hash, place), of_place(hash, place));
+        let slots = self.table.tagged(of_group(hash, place / GROUP), of_place(hash, place));
         slots.into_iter().find(|slot| self.is_at(*slot, hash, place))
     }
 
@@ -188,23 +238,27 @@ impl Holders {
         held.hash == hash && held.worker == place
     }
 
-    /// All holders but the first: those that lie together with it, then those that lie apart.
-    fn others(&self, hash: BlockHash, first: u32) -> impl Iterator<Item = u32> {
-        let together = self.table.all(hash.0).filter(move |slot| {
+    /// The holders that lie together with the first.
+    fn near(&self, hash: BlockHash, first: u32) -> impl Iterator<Item = u32> {
+        self.table.all(hash.0).filter(move |slot| {
             let held = &self.slab[*slot];
             held.hash == hash && !held.is_apart() && *slot != first
-        });
+        })
+    }
+
+    /// All holders but the first: those that lie together with it, then those that lie apart.
+    fn others(&self, hash: BlockHash, first: u32) -> impl Iterator<Item = u32> {
         // From its place on: when workers leave one after the other, the next one is near.
         let start = self.slab[first].worker;
         let apart = (start..self.places).chain(0..start).filter_map(move |place| self.apart(hash, place));
-        together.chain(apart.filter(|slot| self.slab[*slot].is_apart()))
+        self.near(hash, first).chain(apart.filter(|slot| self.slab[*slot].is_apart()))
     }
 }
 
 /// The table's key of holders that lie apart: of one block, and one group of places.
-fn of_group(hash: BlockHash, place: u16) -> u64 {
+fn of_group(hash: BlockHash, group: u16) -> u64 {
     // An odd factor: groups differ in the low bits, where a key belongs is said by all.
-    hash.0.rotate_left(32) ^ (u64::from(place / GROUP) + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93)
+    hash.0.rotate_left(32) ^ (u64::from(group) + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93)
 }
 
 /// What the tag of a holder is made of that is not the first.
@@ -240,10 +294,10 @@ mod tests {
                     }
                     found => prop_assert_eq!(found.is_some(), model.contains(&(block, place))),
                 }
-                let places: BTreeSet<u16> = holders.iter(hash).map(|slot| holders.slab[slot].worker).collect();
+                let places: BTreeSet<u16> = holders.list(hash).into_iter().map(|slot| holders.slab[slot].worker).collect();
                 let expected = model.range((block, 0)..=(block, u16::MAX)).map(|(_, place)| *place).collect();
                 prop_assert_eq!(&places, &expected);
-                prop_assert_eq!((holders.count(hash), holders.iter(hash).count()), (expected.len(), expected.len()));
+                prop_assert_eq!((holders.counts([hash])[0], holders.list(hash).len()), (expected.len(), expected.len()));
             }
             for (block, place) in model {
                 let hash = BlockHash(block.wrapping_mul(0xF1DE_83E1_9937_733D));

@@ -5,6 +5,7 @@
 use keyway_wire::block_hash::BlockHash;
 use smallvec::{SmallVec, smallvec};
 
+use super::forks::Guess;
 use super::holders::TOGETHER;
 use super::{PrefixIndex, WorkerId};
 
@@ -18,6 +19,24 @@ struct Found {
     place: u16,
     /// Leading blocks it holds.
     blocks: u32,
+}
+
+/// The chain that is searched for, and where its holders are guessed to part.
+struct Search<'a> {
+    chain: &'a [BlockHash],
+    guess: Guess<'a>,
+}
+
+/// A length that was looked at, and how many hold so much.
+type Look = (usize, usize);
+
+/// How often the holders of some blocks are believed to part further on.
+#[derive(Clone, Copy)]
+enum Parting {
+    /// Once at most; and this length was looked at.
+    Seen(Look),
+    Once,
+    Often,
 }
 
 /// Those who hold some of a chain, without an allocation where they are few.
@@ -67,17 +86,23 @@ impl PrefixIndex {
 
     /// The workers that hold the first block, those of one length side by side.
     fn find(&self, chain: &[BlockHash]) -> Holding {
-        let Some(&root) = chain.first() else { return Holding::new() };
+        let (Some(&root), Some(&last)) = (chain.first(), chain.last()) else { return Holding::new() };
         let of = |place| Found { place, blocks: 1 };
+        let [of_root, of_last] = self.held.firsts([root, last]);
         // Put in where it stays: it is large to be moved.
         let mut found = Holding::new();
-        if self.held.count(root) == self.workers.len() {
-            // All of them, as with a system prompt: no need to follow the links from each to the next.
-            found.extend(self.workers.iter().map(|(_, place)| of(place)));
-        } else {
-            found.extend(self.held.iter(root).map(|slot| of(self.held.slab[slot].worker)));
+        if let Some(first) = of_root {
+            if self.held.slab[first].count() == self.workers.len() {
+                // All of them, as with a system prompt: no need to find each.
+                found.extend(self.workers.iter().map(|(_, place)| of(place)));
+            } else {
+                found.extend(self.held.beside(first).into_iter().map(|slot| of(self.held.slab[slot].worker)));
+            }
+            // Who has been sent the very same prompt before holds all of it.
+            let whole = of_last.map_or(0, |last| self.held.slab[last].count());
+            let search = Search { chain, guess: self.forks.of(root) };
+            self.search(&search, &mut found, (1, chain.len() + 1), 0, Parting::Seen((chain.len(), whole)));
         }
-        self.search(chain, &mut found, (1, chain.len() + 1), 0);
         self.expect(chain, &mut found);
         if self.any_checkpoints {
             found.retain(|found| found.blocks > 0);
@@ -89,36 +114,56 @@ impl PrefixIndex {
     /// `others` hold `lost` blocks too.
     fn search(
         &self,
-        chain: &[BlockHash],
+        search: &Search<'_>,
         mut group: &mut [Found],
         (mut held, mut lost): (usize, usize),
         mut others: usize,
+        mut parting: Parting,
     ) {
-        let guess = self.forks.of(chain[0]);
         while lost - held > 1 && !group.is_empty() {
-            // Who has been sent the very same prompt before holds all of it; others part mostly where they
-            // did last time.
-            let middle = if lost > chain.len() { chain.len() } else { guess.between(held, lost) };
-            let count = self.held.count(chain[middle - 1]);
-            if count >= group.len() + others {
-                held = middle;
-            } else if count <= others {
-                lost = middle;
-            } else {
-                let stop = self.split(chain[middle - 1], count, group);
+            let all = group.len() + others;
+            let looks = self.look(search, (held, lost), parting);
+            let stops = narrow(&looks, (&mut held, &mut lost), (others, all));
+            parting = match parting {
+                Parting::Seen(_) => Parting::Once,
+                Parting::Once if stops.is_none() => Parting::Once,
+                Parting::Once | Parting::Often => Parting::Often,
+            };
+            if let Some((middle, count)) = stops {
+                let stop = self.split(search.chain[middle - 1], count, group);
                 let (less, more) = group.split_at_mut(stop);
-                self.search(chain, more, (middle, lost), others);
+                self.search(search, more, (middle, lost), others, Parting::Often);
                 others += more.len();
                 (group, lost) = (less, middle);
             }
         }
         // Who holds all of it says nothing of where others part.
-        if held < chain.len() && !group.is_empty() {
-            guess.was(held);
+        if held < search.chain.len() && !group.is_empty() {
+            search.guess.was(held);
         }
         for found in group {
             found.blocks = held as u32;
         }
+    }
+
+    /// Looks at lengths between `held` and `lost`, in order: on both sides of where holders parted last time,
+    /// as mostly they do again, or else in the middle. Two take hardly longer than one, but of many lengths
+    /// each is looked at anyway.
+    fn look(&self, search: &Search<'_>, (held, lost): (usize, usize), parting: Parting) -> [Look; 2] {
+        if let Parting::Seen(look) = parting {
+            return [look; 2];
+        }
+        let block = |length: usize| search.chain[length - 1];
+        let guess = search.guess.between(held, lost);
+        if let (Parting::Often, None) = (parting, guess) {
+            let middle = usize::midpoint(held, lost);
+            let [count] = self.held.counts([block(middle)]);
+            return [(middle, count); 2];
+        }
+        let thirds = || [1, 2].map(|part| held + ((lost - held) * part / 3).max(1));
+        let lengths = guess.unwrap_or_else(thirds);
+        let counts = self.held.counts(lengths.map(block));
+        [(lengths[0], counts[0]), (lengths[1], counts[1])]
     }
 
     /// Puts those of the group that do not hold the block in front; says how many they are. The block's
@@ -130,7 +175,7 @@ impl PrefixIndex {
             return partition(group, |found| self.held.find(block, found.place).is_some());
         }
         let mut holders = PlaceSet::new(self.workers.places());
-        self.held.iter(block).for_each(|slot| holders.add(self.held.slab[slot].worker));
+        self.held.list(block).into_iter().for_each(|slot| holders.add(self.held.slab[slot].worker));
         partition(group, |found| holders.has(found.place))
     }
 
@@ -164,6 +209,27 @@ impl PrefixIndex {
         let new = self.expected.places(chain[0]).filter(|&place| self.held.find(chain[0], place).is_none());
         found.extend(new.map(|place| Found { place, blocks: run(place, 0) }));
     }
+}
+
+/// Narrows lengths that all hold, and no more than the `others` do, by what was looked at. Says where only
+/// some of the rest hold so much.
+fn narrow(
+    looks: &[Look],
+    (held, lost): (&mut usize, &mut usize),
+    (others, all): (usize, usize),
+) -> Option<Look> {
+    let mut stops = None;
+    for &(length, count) in looks {
+        if count >= all {
+            (*held, stops) = (length, None);
+        } else if count <= others {
+            *lost = length;
+            break; // So do those behind it, unless two hashes collide.
+        } else {
+            stops = Some((length, count));
+        }
+    }
+    stops
 }
 
 /// Puts those of the group in front of which `holds` is false; says how many they are.

@@ -97,9 +97,10 @@ impl Table {
         std::hint::black_box(keys.fold(0, |all, key| all ^ tag(key)));
     }
 
-    /// The slot that `key` most likely has, of its own line alone; 0 if none there seems to be.
-    pub(super) fn at_home(&self, key: u64) -> u32 {
-        let Some(home) = self.home(key, key) else { return 0 };
+    /// The slot that `key` most likely has with this tag, of its own line alone; 0 if none there seems to be.
+    #[inline]
+    pub(super) fn likely(&self, key: u64, tag: u64) -> u32 {
+        let Some(home) = self.home(key, tag) else { return 0 };
         let line = self.lines.get(home.line);
         Ways::with(line, home.tag).next().map_or(0, |way| slot(line, way))
     }
@@ -108,6 +109,24 @@ impl Table {
     #[inline]
     pub(super) fn tagged(&self, key: u64, tag: u64) -> Slots<'_> {
         self.slots(self.home(key, tag), |home| Some(home.tag))
+    }
+
+    /// The slots of `key` with one of these tags, each once, and maybe some of others.
+    pub(super) fn tagged_any(&self, key: u64, tags: impl Iterator<Item = u64>) -> impl Iterator<Item = u32> {
+        let mut any = [0_u64; 4];
+        for tag in tags.map(tag_of) {
+            any[usize::from(tag / 64)] |= 1 << (tag % 64);
+        }
+        let mut slots = self.all(key);
+        std::iter::from_fn(move || {
+            while let Some((line, way)) = slots.next_way() {
+                let line = self.lines.get(line);
+                if any[usize::from(line[way] / 64)] & 1 << (line[way] % 64) != 0 {
+                    return Some(slot(line, way));
+                }
+            }
+            None
+        })
     }
 
     /// All slots of `key`, and some of others.
@@ -144,14 +163,17 @@ impl Table {
     #[inline]
     fn home(&self, key: u64, tag: u64) -> Option<Home> {
         let line = ((u128::from(key.wrapping_mul(SPREAD)) * self.lines.len() as u128) >> 64) as usize;
-        // By bits that say nothing yet of the line: those have the greatest weight.
-        let tag = (tag.wrapping_mul(SPREAD) >> 16) as u8;
-        (!self.lines.is_empty()).then_some(Home { line, tag: tag.max(1) })
+        (!self.lines.is_empty()).then_some(Home { line, tag: tag_of(tag) })
     }
 
     fn after(&self, at: usize) -> usize {
         if at + 1 == self.lines.len() { 0 } else { at + 1 }
     }
+}
+
+/// By bits that say nothing yet of the line: those have the greatest weight.
+fn tag_of(tag: u64) -> u8 {
+    ((tag.wrapping_mul(SPREAD) >> 16) as u8).max(1)
 }
 
 /// What a search finds, line by line.
@@ -165,14 +187,13 @@ pub(super) struct Slots<'a> {
     left: usize,
 }
 
-impl Iterator for Slots<'_> {
-    type Item = u32;
-
+impl Slots<'_> {
+    /// Where the next one is: its line, and its place there.
     #[inline]
-    fn next(&mut self) -> Option<u32> {
+    fn next_way(&mut self) -> Option<(usize, usize)> {
         loop {
             if let Some(way) = self.ways.next() {
-                return Some(slot(self.table.lines.get(self.line), way));
+                return Some((self.line, way));
             }
             if self.left <= 1 || passed(self.table.lines.get(self.line)) == 0 {
                 return None;
@@ -181,6 +202,16 @@ impl Iterator for Slots<'_> {
             self.line = self.table.after(self.line);
             self.ways = Ways::of(self.table.lines.get(self.line), self.tag);
         }
+    }
+}
+
+impl Iterator for Slots<'_> {
+    type Item = u32;
+
+    #[inline]
+    fn next(&mut self) -> Option<u32> {
+        let (line, way) = self.next_way()?;
+        Some(slot(self.table.lines.get(line), way))
     }
 }
 
@@ -294,7 +325,7 @@ mod tests {
         let mut table = Table::new(0);
         table.insert(1, 1, 1);
         table.remove(1, 1, 1);
-        assert_eq!((table.all(1).next(), table.bytes(), table.at_home(1)), (None, 0, 0));
+        assert_eq!((table.all(1).next(), table.bytes(), table.likely(1, 1)), (None, 0, 0));
     }
 
     #[test]

@@ -263,8 +263,8 @@ fn check(index: &PrefixIndex, budget: usize, parents: &HashMap<BlockHash, Option
         assert_eq!(held.len(), blocks.len(), "a block twice");
         for hash in &held {
             assert!(parents[hash].is_none_or(|parent| held.contains(&parent)), "a block without its parent");
-            let holders: Vec<u32> = index.held.iter(*hash).collect();
-            assert_eq!(index.held.count(*hash), holders.len());
+            let holders = index.held.list(*hash);
+            assert_eq!(index.held.counts([*hash])[0], holders.len());
             let places = holders.iter().map(|&slot| index.held.slab[slot].worker);
             assert_eq!(places.collect::<HashSet<_>>().len(), holders.len(), "a worker twice");
             let slot = index.held.find(*hash, index.workers.get(WorkerId(worker)).unwrap());
