@@ -129,23 +129,16 @@ struct Ours {
 
 impl Side for Ours {
     fn store(&mut self, worker: usize, parent: Option<u64>, blocks: &[u64]) {
-        let mut parent = parent.map(BlockHash);
         self.chain.clear();
         self.chain.extend(blocks.iter().copied().map(BlockHash));
-        self.index.fetch(&self.chain);
-        for &block in &self.chain {
-            assert!(self.index.store_block(WorkerId(worker as u32), parent, block));
-            parent = Some(block);
-        }
+        let stored = self.index.store_run(WorkerId(worker as u32), parent.map(BlockHash), &self.chain);
+        assert_eq!(stored, blocks.len());
     }
 
     fn remove(&mut self, worker: usize, blocks: &[u64]) {
         self.chain.clear();
         self.chain.extend(blocks.iter().copied().map(BlockHash));
-        self.index.fetch(&self.chain);
-        for &block in &self.chain {
-            self.index.drop_block(WorkerId(worker as u32), block);
-        }
+        self.index.drop_blocks(WorkerId(worker as u32), &self.chain);
     }
 
     fn longest(&mut self, chain: &[u64]) -> u32 {

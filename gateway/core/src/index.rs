@@ -16,6 +16,7 @@
 //! (`claims.rs`).
 
 mod ancestry;
+mod announced;
 mod checkpoints;
 mod claims;
 mod expected;
@@ -245,59 +246,6 @@ impl PrefixIndex {
         self.expected.len()
     }
 
-    /// Records one block that `worker` says it holds, most recent after its parent. False, and nothing
-    /// changed, if the index does not have the parent, or no room: then the block's children will be refused
-    /// too.
-    pub fn store_block(&mut self, worker: WorkerId, parent: Option<BlockHash>, hash: BlockHash) -> bool {
-        let Some(place) = self.workers.get_or_add(worker) else { return false };
-        let stored = self.store_at(place, parent, hash);
-        if stored && !self.expected.is_empty() {
-            self.expected.announced(hash, place);
-        }
-        stored
-    }
-
-    fn store_at(&mut self, place: u16, parent: Option<BlockHash>, hash: BlockHash) -> bool {
-        let vacancy = match self.held.look(hash, place) {
-            Ok(held) => {
-                self.workers[place].last = held;
-                self.accept(held, 0);
-                return true;
-            }
-            Err(vacancy) => vacancy,
-        };
-        let Some(parent) = self.parent(place, parent) else { return false };
-        let list = match parent {
-            NIL => self.workers.find_or_add_list(place, Owner::NOBODY, &self.owners),
-            parent => self.held.slab[parent].list(),
-        };
-        // What is more recent than the parent survives with it, its own parents too.
-        let kept = Kept::Slot(parent);
-        let room = self.trim(place, 1, kept) && self.make_room(list, kept);
-        if room {
-            let stamp = slab::stamp(self.workers.number(place), list.nth);
-            self.workers[place].last = self.insert_behind(list, parent, vacancy, stamp);
-        }
-        room
-    }
-
-    /// Brings what leads to these blocks into the processor's cache, all at once: worth it before many of
-    /// them are stored.
-    pub fn fetch(&self, blocks: &[BlockHash]) {
-        self.held.fetch(blocks);
-        if !self.expected.is_empty() {
-            self.expected.fetch(blocks);
-        }
-    }
-
-    /// Forgets one block of `worker`. The caller has forgotten its children: residency stays prefix-closed.
-    pub fn drop_block(&mut self, worker: WorkerId, hash: BlockHash) {
-        let Some(place) = self.workers.get(worker) else { return };
-        if let Some(slot) = self.held.find(hash, place) {
-            self.evict(slot);
-        }
-    }
-
     /// Whether the index believes `worker` to hold this block.
     pub fn holds(&self, worker: WorkerId, hash: BlockHash) -> bool {
         let place = self.workers.get(worker);
@@ -401,17 +349,6 @@ impl PrefixIndex {
         if let (Some(place), true) = (self.workers.get(placement.worker), placement.is_expected()) {
             self.expected.release(&mut self.workers[place].expected, place, placement.expected());
         }
-    }
-
-    /// Where the worker's parent block is; [`NIL`] if there is none to be had, `None` if it is not held.
-    fn parent(&self, place: u16, parent: Option<BlockHash>) -> Option<u32> {
-        let Some(parent) = parent else { return Some(NIL) };
-        let last = Some(self.workers[place].last).filter(|&last| last != NIL);
-        let is_parent = |&last: &u32| {
-            let slot = &self.held.slab[last];
-            slot.hash == parent && slot.worker == place
-        };
-        last.filter(is_parent).or_else(|| self.held.find(parent, place))
     }
 
     /// Makes a block resident, most recent after its parent in the chain. There must be room.

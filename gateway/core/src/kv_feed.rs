@@ -21,6 +21,7 @@ mod blocks;
 mod groups;
 mod moments;
 mod node;
+mod runs;
 #[cfg(test)]
 mod tests;
 mod tree;

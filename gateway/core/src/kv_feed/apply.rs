@@ -68,7 +68,7 @@ impl KvFeed {
         Some(Tier::Other)
     }
 
-    fn any_tier(&self) -> Option<WorkerId> {
+    pub(super) fn any_tier(&self) -> Option<WorkerId> {
         self.any_tier.filter(|_| self.tiers_seen)
     }
 
@@ -184,9 +184,16 @@ impl KvFeed {
                 prefix
             }));
             self.blocks.fetch(hashes.iter().map(EngineHash::short));
+            let (new, last) = self.store_run(index, tier, (hashes, &keys), (before, space));
+            let (hashes, keys) = (&hashes[new..], &keys[new..]);
+            (before, unstored) = (last, unstored - new);
+            self.went_on(index, new).await;
+            if hashes.is_empty() {
+                continue;
+            }
             let one = |blocks: &mut Blocks, _: &mut FeedStats, held: &mut Held<'_>, i: usize| {
                 if i == 0 {
-                    held.index.fetch(&keys);
+                    held.index.fetch(keys);
                 }
                 before = blocks.store(held, tier, hashes[i].short(), before, keys[i], space);
                 unstored -= usize::from(before.is_some());
@@ -217,15 +224,24 @@ impl KvFeed {
     }
 
     async fn removed(&mut self, index: &impl Moments, tier: Tier, event: &BlockRemoved) {
-        let mut lefts = event.remaining_copy_counts.iter().flatten().copied();
+        let mut lefts = event.remaining_copy_counts.as_deref().unwrap_or_default();
         for hashes in event.block_hashes.chunks(index.steps()) {
+            self.blocks.fetch(hashes.iter().map(EngineHash::short));
+            let gone = if tier == Tier::Own { self.remove_run(index, hashes, lefts) } else { 0 };
+            self.stats.removed += gone as u64;
+            self.went_on(index, gone).await;
+            lefts = lefts.get(gone..).unwrap_or_default();
+            let hashes = &hashes[gone..];
+            if hashes.is_empty() {
+                continue;
+            }
             let named = hashes.iter().filter_map(|hash| self.blocks.find_parent(hash.short(), None));
             let keys: Vec<BlockHash> = named.map(|node| self.blocks.key(node)).collect();
             let one = |blocks: &mut Blocks, stats: &mut FeedStats, held: &mut Held<'_>, i: usize| {
                 if i == 0 {
                     held.index.fetch(&keys);
                 }
-                match (blocks.remove(held, tier, hashes[i].short(), lefts.next()), tier) {
+                match (blocks.remove(held, tier, hashes[i].short(), lefts.get(i).copied()), tier) {
                     (true, Tier::Own) => stats.removed += 1,
                     (true, Tier::Other) => {}
                     (false, Tier::Own) => stats.unknown_removals += 1,
@@ -234,6 +250,7 @@ impl KvFeed {
                 true
             };
             self.for_each(index, hashes.len(), one).await;
+            lefts = lefts.get(hashes.len()..).unwrap_or_default();
         }
     }
 }

@@ -10,6 +10,7 @@
 use std::hash::BuildHasher;
 
 use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
 use keyway_wire::block_hash::BlockHash;
 use keyway_wire::kv_event::BlockStored;
 
@@ -163,6 +164,58 @@ impl Blocks {
         };
         self.count_copy(held, tier, node);
         Some(node)
+    }
+
+    /// Adds a block with its first copy, if none has this name yet and nothing depends on it: what the index
+    /// is to be told is that it is there, and no more. `None`, and nothing changed, otherwise.
+    pub(super) fn add_first(
+        &mut self,
+        tier: Tier,
+        name: u64,
+        parent: Option<NodeId>,
+        key: BlockHash,
+        root: BlockHash,
+    ) -> Option<NodeId> {
+        if !self.is_plain() || self.tree.len() >= self.max {
+            return None;
+        }
+        let tree = &self.tree;
+        let hash = |id: &NodeId| spread(tree.name(*id));
+        let Entry::Vacant(place) = self.names.entry(spread(name), |id| tree.name(*id) == name, hash) else {
+            return None;
+        };
+        let id = self.tree.add(name, key, parent.unwrap_or(NONE), root);
+        place.insert(id);
+        let mut copies = Copies::default();
+        copies.add(tier);
+        self.tree.set_copies(id, copies);
+        Some(id)
+    }
+
+    /// Forgets a block that goes with its only copy, in the engine's own cache, and has none behind it: what
+    /// the index is to be told is that it is gone, and no more. `None`, and nothing changed, otherwise.
+    pub(super) fn take_last(&mut self, name: u64, left: Option<u32>) -> Option<BlockHash> {
+        if !self.is_plain() || self.any_alike || left.is_some_and(|left| left > 0) {
+            return None;
+        }
+        let tree = &self.tree;
+        let named = self.names.find_entry(spread(name), |id| tree.name(*id) == name).ok()?;
+        let id = *named.get();
+        let is_last = tree.copies(id) == Copies { own: 1, elsewhere: 0 } && tree.first_child(id) == NONE;
+        let parent = tree.parent(id);
+        // One before it without a copy would have to go as well.
+        if !is_last || (parent != NONE && tree.copies(parent) == Copies::default()) {
+            return None;
+        }
+        named.remove();
+        let key = self.tree.key(id);
+        self.tree.remove(id);
+        Some(key)
+    }
+
+    /// Whether nothing is left to do, and nothing but a block's copies says what the index is told of it.
+    fn is_plain(&self) -> bool {
+        self.is_settled() && !self.groups.are_several()
     }
 
     fn count_copy(&mut self, held: &mut Held<'_>, tier: Tier, id: NodeId) {

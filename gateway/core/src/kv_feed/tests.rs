@@ -3,6 +3,7 @@
 
 mod hybrid;
 mod recorded;
+mod runs;
 
 use std::cell::{Ref, RefCell};
 use std::collections::{BTreeMap, VecDeque};
