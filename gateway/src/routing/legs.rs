@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::{
     Router, Setting,
-    setting::{Few, Leg},
+    setting::{Few, Leg, wait_ms},
 };
 use crate::{
     api::Api,
@@ -223,7 +223,7 @@ impl Router {
                 prefill: prefill_setting.workers[split.prefill.index].name.clone(),
                 worker: setting.workers[split.answering.index].name.clone(),
                 predicted_ttft_ms: ttft_ms(&prefill_setting, prefill.candidates, &split.prefill)
-                    + split.answering.cost.queue_ms
+                    + wait_ms(&candidates[split.answering.index])
                     + split.answering.cost.fetch_ms,
                 transfer_ms: split.answering.cost.fetch_ms,
                 stall_ms: stall_ms(&split.prefill, &prefill.candidates[split.prefill.index]),

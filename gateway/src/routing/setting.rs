@@ -117,6 +117,12 @@ pub struct Setting {
     leg: Leg,
 }
 
+/// Milliseconds of prefill that wait for a worker. Without the price that the cost has for each running
+/// request: that is for a choice, and no time.
+pub(super) fn wait_ms(candidate: &Candidate) -> f64 {
+    candidate.load.pace.backlog_ms + candidate.ahead_ms
+}
+
 impl Setting {
     /// The request in the first view, in which matches are counted.
     pub fn request_view(&self) -> RequestView<'_> {
@@ -124,7 +130,7 @@ impl Setting {
     }
 
     /// Milliseconds to the request's first token at a worker: as that one's answers foretell, or by its speed
-    /// and queue alone while too few have told.
+    /// and what waits there alone while too few have told.
     pub fn predicted_ttft_ms(&self, now: Duration, worker: &Worker, candidate: &Candidate) -> f64 {
         let view = self.request_view();
         let uncached = self.prompt_tokens - view.matched_tokens(candidate.held_blocks());
@@ -133,7 +139,7 @@ impl Setting {
         let cost = cost_on(&CostModel::default(), &view, candidate);
         match worker.ttft.lock().predicted_ms(before) {
             Some(ms) => candidate.ahead_ms + cost.fetch_ms + ms,
-            None => cost.queue_ms + cost.fetch_ms + cost.own_ms,
+            None => wait_ms(candidate) + cost.fetch_ms + cost.own_ms,
         }
     }
 

@@ -140,6 +140,15 @@ impl Parts {
         Some(asked)
     }
 
+    /// Milliseconds to a first token, as foretold where one more request would go.
+    fn predicted_ms(&self) -> f64 {
+        let (asked, router) = (self.ask(TENANTS[1], 0).unwrap(), &self.router);
+        let setting = router.setting(&asked.info, &[]).unwrap();
+        drop(asked);
+        let (candidates, pick) = router.preview(&setting).unwrap();
+        setting.predicted_ttft_ms(router.now(), &setting.workers[pick.index], &candidates[pick.index])
+    }
+
     fn holding(&self) -> i64 {
         self.router.metrics().holding.get()
     }
@@ -368,25 +377,32 @@ async fn a_prompt_that_is_computed_elsewhere_is_there_once_its_kv_is() {
     }
 }
 
+/// A price for each running request would make it longer than without the cached prompt.
+#[tokio::test(start_paused = true)]
+async fn answers_under_way_are_no_time_to_first_token_before_a_worker_has_told() {
+    let parts = Parts::new(false);
+    let router = &parts.router;
+    let idle = parts.predicted_ms();
+    let mut under_way: Vec<_> = (0..OF_A_TENANT).map(|_| parts.ask(TENANTS[0], 0).unwrap()).collect();
+    for asked in &mut under_way {
+        asked.choice.as_mut().unwrap().ticket.first_token(router.now());
+    }
+    let busy = parts.predicted_ms();
+    assert!(busy <= idle, "{busy} for {idle}");
+}
+
 /// By queue and speed alone it would be some milliseconds.
 #[tokio::test(start_paused = true)]
 async fn a_first_token_is_predicted_by_what_earlier_ones_took() {
     let parts = Parts::new(false);
     let router = &parts.router;
-    let predicted_ms = || {
-        let asked = parts.ask(TENANTS[1], 0).unwrap();
-        let setting = router.setting(&asked.info, &[]).unwrap();
-        drop(asked);
-        let (candidates, pick) = router.preview(&setting).unwrap();
-        setting.predicted_ttft_ms(router.now(), &setting.workers[pick.index], &candidates[pick.index])
-    };
-    assert!(predicted_ms() < 100.0);
+    assert!(parts.predicted_ms() < 100.0);
     for n in 0..120 {
         let mut asked = parts.ask(TENANTS[0], n).unwrap();
         clock::sleep(Duration::from_millis(700)).await;
         asked.choice.as_mut().unwrap().ticket.stream_began(router.now());
     }
-    let ms = predicted_ms();
+    let ms = parts.predicted_ms();
     assert!((650.0..750.0).contains(&ms), "{ms}");
     let truth = &router.metrics().caches.truth;
     let (mut measured_s, mut off_s) = (0.0, 0.0);
