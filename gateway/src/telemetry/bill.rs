@@ -103,7 +103,9 @@ impl Bill {
         let cost = self.ledger.cost(model, spent.tokens);
         let counts = cost.map_or(counts, |cost| counts.priced(cost));
         let mut crossed = Crossed::default();
-        let charge = || crossed = whose.map(|visit| visit.charge(Outlay::of(&counts))).unwrap_or_default();
+        let held = self.held.take();
+        let charge =
+            || crossed = whose.map(|visit| visit.charge(held, Outlay::of(&counts))).unwrap_or_default();
         self.ledger.enter(series, &counts, charge);
         if let Some(visit) = whose {
             visit.charged(&crossed);

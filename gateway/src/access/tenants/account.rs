@@ -121,13 +121,9 @@ impl Account {
         Ok(Held { account: Arc::clone(self), outlay })
     }
 
-    /// A request has used so much.
+    /// A request for which nothing was set aside has used so much.
     pub(super) fn charge(&self, outlay: Outlay, now: u64) -> Crossed {
-        let mut kept = self.kept.lock();
-        for (name, budget) in kept.at(now) {
-            budget.uses(name.of(outlay));
-        }
-        kept.crossed(now)
+        self.kept.lock().uses(outlay, now)
     }
 
     /// Whether what was used before this process is in all of the budgets.
@@ -250,6 +246,16 @@ impl Drop for Account {
     }
 }
 
+impl Held {
+    /// Its request has used so much: nothing is set aside for it from that moment on, so that no other request
+    /// sees both.
+    pub(super) fn charge(mut self, outlay: Outlay, now: u64) -> Crossed {
+        let mut kept = self.account.kept.lock();
+        kept.held.take(std::mem::take(&mut self.outlay));
+        kept.uses(outlay, now)
+    }
+}
+
 impl Drop for Held {
     fn drop(&mut self) {
         self.account.kept.lock().held.take(self.outlay);
@@ -263,6 +269,13 @@ impl Kept {
             budget.at(now, |now| name.by().time(now));
             (*name, budget)
         })
+    }
+
+    fn uses(&mut self, outlay: Outlay, now: u64) -> Crossed {
+        for (name, budget) in self.at(now) {
+            budget.uses(name.of(outlay));
+        }
+        self.crossed(now)
     }
 
     fn may_begin(&mut self, now: u64) -> Result<(), Error> {

@@ -153,10 +153,15 @@ impl Visit {
         held.transpose().inspect_err(|error| self.tenant.refuses(error))
     }
 
-    /// Charges its tenant's budgets what it has used, as it is entered in the ledger.
-    pub fn charge(&self, outlay: Outlay) -> Crossed {
-        let account = self.tenant.account();
-        account.map(|account| account.charge(outlay, clock::unix_seconds() as u64)).unwrap_or_default()
+    /// Charges its tenant's budgets what it has used instead of what was set aside for it, as it is entered in
+    /// the ledger.
+    pub fn charge(&self, held: Option<Held>, outlay: Outlay) -> Crossed {
+        let now = clock::unix_seconds() as u64;
+        match (held, self.tenant.account()) {
+            (Some(held), _) => held.charge(outlay, now),
+            (None, Some(account)) => account.charge(outlay, now),
+            (None, None) => Crossed::default(),
+        }
     }
 
     /// It was charged, and its tenant's budgets have come to these marks by that.

@@ -65,10 +65,11 @@ fn what_is_set_aside_counts_until_it_is_settled() {
     let told = over(&account, NOW);
     assert_eq!((told.used.as_str(), told.held.as_str(), told.retry_after), ("0", "120", WHILE_HELD));
     assert!(account.hold(tokens(1), NOW).is_err());
-    // Used less than was set aside.
-    let _ = account.charge(tokens(5), NOW);
-    drop(held);
+    // Used less than was set aside; what was set aside goes as that comes.
+    let _ = held.charge(tokens(5), NOW);
     account.may_begin(NOW).unwrap();
+    let told = account.hold(tokens(35), NOW).map(drop);
+    assert_eq!((told, account.kept.lock().held), (Ok(()), tokens(60)));
     drop(other);
     assert_eq!(account.kept.lock().held, Outlay::default());
     let _ = account.charge(tokens(94), NOW);
