@@ -11,6 +11,7 @@ pub mod legs;
 mod miss;
 mod pulls;
 pub mod refusal;
+mod sent;
 mod setting;
 mod shared_index;
 pub mod snapshot;
@@ -42,6 +43,7 @@ pub use self::accusation::Accusation;
 use self::holding::Holding;
 pub use self::legs::LegRules;
 pub use self::pulls::Pull;
+pub use self::sent::{Sent, SentLately, SentTo};
 pub use self::setting::{Setting, View};
 pub use self::shared_index::SharedIndex;
 pub use self::ticket::Ticket;
@@ -78,6 +80,8 @@ pub struct Router {
     stored: Option<Arc<StoredState>>,
     /// What other gateways are told of placements; `None`: nothing.
     telling: Option<told::Telling>,
+    /// Who is told at once where requests are sent.
+    sent: Sent,
     /// Whether some prompts' tokens are known, so that workers' KV events match them.
     tokens_come: watch::Sender<bool>,
 }
@@ -145,6 +149,7 @@ impl Router {
             decision_log: None,
             stored: None,
             telling: None,
+            sent: Sent::default(),
             tokens_come: watch::Sender::new(false),
         }
     }
@@ -209,6 +214,11 @@ impl Router {
     /// What the workers' caches are believed to hold.
     pub fn index(&self) -> &SharedIndex {
         &self.index
+    }
+
+    /// Who listens there is told at once where requests are sent.
+    pub fn sent(&self) -> &Sent {
+        &self.sent
     }
 
     /// A worker has said how much it has to do.

@@ -4,6 +4,7 @@
 //!
 //! Next: `simulate/fleet.rs`, the run itself.
 
+mod at_once;
 mod contender;
 mod counting;
 mod find;

@@ -20,7 +20,8 @@ pub struct PeersFile {
     /// them.
     pub urls: Vec<String>,
     /// Milliseconds between two words of theirs on what they have at each worker, where that changes (50;
-    /// 10 to 1000).
+    /// 10 to 1000). Where they send a request they tell at once, but for a tenth of this time after they last
+    /// did.
     pub every_ms: Option<u64>,
     /// File with the token that they ask of operators; by default they are shown this gateway's own
     /// (`auth.admin_token_file`).

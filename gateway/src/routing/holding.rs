@@ -442,6 +442,7 @@ impl WorkerChooser<Waiting> for Counter<'_> {
         router.metrics.hold.observe(waited.as_secs_f64());
         worker.series(&router.metrics).picked(pick.reason);
         self.session_goes_on(&held, &worker, rate, pick.uncached_tokens);
+        router.sent.to(worker.id);
     }
 
     fn paused_until(&mut self, held: &Waiting, _: Duration) -> Option<Duration> {

@@ -129,7 +129,8 @@ pub struct FleetArgs {
     /// vLLM's
     #[arg(long, requires = "scrape")]
     pub gauges_count_tokens: bool,
-    /// Let gateways tell each other so often what they have at each worker
+    /// Let gateways tell each other so often what they have at each worker; where they send a request they
+    /// tell at once, but for a tenth of this time after they last did
     #[arg(long, value_name = "TIME", value_parser = units::duration)]
     pub peers: Option<Duration>,
     /// Let them not tell each other what they have placed; otherwise they do, of workers that do not say

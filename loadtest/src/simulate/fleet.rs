@@ -6,6 +6,7 @@ use std::{cmp::Reverse, collections::BinaryHeap, time::Duration};
 use keyway_core::{OwnLoad, RoomRules, WaitingRoom, index::Placement, told::Told};
 
 use super::{
+    at_once::AtOnce,
     counting::{Counting, Flight, Leg},
     gateway::Gateway,
     hearing::Hearing,
@@ -138,6 +139,7 @@ pub(super) struct Run<'a> {
     /// When to look at which worker, or, counted on from the workers, which gateway looks at the gauges: a
     /// min-heap; an entry whose engine has other plans by now is skipped.
     events: BinaryHeap<Reverse<(Nanos, u32)>>,
+    pub(super) at_once: AtOnce,
     /// KV on its way between workers.
     pub(super) transit: Transit,
     /// Prompts that were computed for other workers, which are told next.
@@ -185,6 +187,7 @@ impl<'a> Run<'a> {
             engines: (0..setup.workers).map(|_| engine()).collect(),
             flights: (0..setup.workers).map(|_| Vec::new()).collect(),
             events: looks(setup.scrape_ns, 0).chain(looks(peers, setup.gateways)).collect(),
+            at_once: AtOnce::new(setup.gateways, peers),
             transit: Transit::new(setup.workers),
             computed: Vec::new(),
             first_legs: Vec::new(),
@@ -221,7 +224,9 @@ impl<'a> Run<'a> {
             Err(who) => who,
         };
         self.events.pop();
-        if let Some(gateway) = who.checked_sub(self.setup.workers + self.gateways.len()) {
+        if let Some(gateway) = who.checked_sub(self.setup.workers + 2 * self.gateways.len()) {
+            self.hear_at_once(gateway, at);
+        } else if let Some(gateway) = who.checked_sub(self.setup.workers + self.gateways.len()) {
             self.hear(gateway, at);
         } else if let Some(gateway) = who.checked_sub(self.setup.workers) {
             self.look(gateway, at);
@@ -235,6 +240,13 @@ impl<'a> Run<'a> {
             }
         }
         true
+    }
+
+    /// A gateway has sent a request to a worker.
+    pub(super) fn tell_at_once(&mut self, gateway: usize, worker: usize, at: Nanos) {
+        let name = self.setup.workers + 2 * self.gateways.len() + gateway;
+        let heard = self.at_once.sent(gateway, worker, at);
+        self.events.extend(heard.map(|at| Reverse((at, name as u32))));
     }
 
     /// A gateway looks at the gauges of all workers.
@@ -266,7 +278,7 @@ impl<'a> Run<'a> {
     }
 
     /// Begins what can begin now. `others_wait`: whether requests waited before.
-    fn release(&mut self, gateway: usize, at: Nanos, others_wait: bool) {
+    pub(super) fn release(&mut self, gateway: usize, at: Nanos, others_wait: bool) {
         self.release_room(gateway, at, others_wait);
         self.enter_first_legs();
     }

@@ -228,9 +228,13 @@ impl Gateway {
 
     /// The other gateways tell what they have at a worker.
     pub(super) fn hear(&mut self, worker: usize, at: Nanos, peers: OwnLoad) {
-        let (load, now) = (&self.desks[worker].load, Duration::from_nanos(at));
-        load.peers_say(now, peers);
-        load.look(now);
+        self.hear_of(worker, at, peers);
+        self.desks[worker].load.look(Duration::from_nanos(at));
+    }
+
+    /// The same between two words of theirs.
+    pub(super) fn hear_of(&self, worker: usize, at: Nanos, peers: OwnLoad) {
+        self.desks[worker].load.peers_say(Duration::from_nanos(at), peers);
     }
 
     /// A worker says that it holds these blocks of a chain.

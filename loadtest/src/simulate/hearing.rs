@@ -86,28 +86,32 @@ impl Gateway {
 impl Run<'_> {
     /// A gateway hears what the others have placed.
     pub(super) fn hear_placements(&mut self, gateway: usize, at: Nanos) {
+        for other in (0..self.gateways.len()).filter(|other| *other != gateway) {
+            self.hear_placements_of(gateway, other, at);
+        }
+    }
+
+    /// The same of one of them.
+    pub(super) fn hear_placements_of(&mut self, gateway: usize, other: usize, at: Nanos) {
         let Some(Hearing { loss, lag_ns }) = self.setup.told else { return };
         let until = Duration::from_nanos(at.saturating_sub(lag_ns));
-        for other in (0..self.gateways.len()).filter(|other| *other != gateway) {
-            let next = self.gateways[gateway].telling.as_ref().map_or(0, |telling| telling.others[other].1);
-            let log = self.gateways[other].telling.as_ref().map(|telling| &telling.log);
-            let Some(said) = log.map(|log| log.read(next, until, LINE_BYTES)) else { continue };
-            let Gateway { index, telling, .. } = &mut self.gateways[gateway];
-            let Some(telling) = telling else { continue };
-            let (heard, next) = &mut telling.others[other];
-            *next = said.next;
-            for (nth, word) in words(&said.bytes).flatten().enumerate() {
-                let drawn =
-                    splitmix(at ^ splitmix((gateway as u64) << 32 | (other as u64) << 48 | nth as u64));
-                if drawn as f64 / (u64::MAX as f64) < loss {
-                    continue;
-                }
-                let worker = match &word {
-                    Word::Placed { worker, .. } => Some(*worker),
-                    Word::Closed { .. } => None,
-                };
-                heard.take(index, &word, worker);
+        let next = self.gateways[gateway].telling.as_ref().map_or(0, |telling| telling.others[other].1);
+        let log = self.gateways[other].telling.as_ref().map(|telling| &telling.log);
+        let Some(said) = log.map(|log| log.read(next, until, LINE_BYTES)) else { return };
+        let Gateway { index, telling, .. } = &mut self.gateways[gateway];
+        let Some(telling) = telling else { return };
+        let (heard, next) = &mut telling.others[other];
+        *next = said.next;
+        for (nth, word) in words(&said.bytes).flatten().enumerate() {
+            let drawn = splitmix(at ^ splitmix((gateway as u64) << 32 | (other as u64) << 48 | nth as u64));
+            if drawn as f64 / (u64::MAX as f64) < loss {
+                continue;
             }
+            let worker = match &word {
+                Word::Placed { worker, .. } => Some(*worker),
+                Word::Closed { .. } => None,
+            };
+            heard.take(index, &word, worker);
         }
     }
 }

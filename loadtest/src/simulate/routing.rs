@@ -269,6 +269,7 @@ impl WorkerChooser<Arrival> for Clerk<'_, '_> {
         } else {
             self.run.send(self.at, (self.gateway, worker), arrival, placement, uncached_tokens);
         }
+        self.run.tell_at_once(self.gateway, worker, self.at);
         let load = self.run.gateways[self.gateway].load(worker, self.at);
         if is_first_leg {
             self.prefill_set.update(index, load);

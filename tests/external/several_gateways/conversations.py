@@ -52,7 +52,7 @@ class Fleet:
             lines.append(f"worker = {json.dumps([f'http://127.0.0.1:{worker}' for worker in self.workers])}")
             lines += ["[routing]", f'hash_key_file = "{key}"']
             if len(peers) > 1 and not self.arguments.silent:
-                lines += ["[peers]", f"urls = {json.dumps(peers)}", "every_ms = 50"]
+                lines += ["[peers]", f"urls = {json.dumps(peers)}", f"every_ms = {self.arguments.every_ms}"]
             config = self.folder / f"{port}.toml"
             config.write_text("\n".join(lines) + "\n")
             self.start("keyway", ["--config", str(config)], port)
@@ -191,6 +191,7 @@ def main():
     parser.add_argument("--conversations", type=int, default=160)
     parser.add_argument("--silent", action="store_true")
     parser.add_argument("--burst", action="store_true")
+    parser.add_argument("--every-ms", type=int, default=50)
     parser.add_argument("--listen-port", type=int, default=18_800)
     arguments = parser.parse_args()
     rows = {}

@@ -14,6 +14,7 @@ Usage: tests/external/several_gateways/run.sh [arguments of conversations.py]
   --at-once 24             conversations
   --conversations 160      in all
   --burst                  all begin at the same moment, before workers that have nothing cached
+  --every-ms 50            gateways tell each other what they did so often
   --silent                 gateways do not tell each other anything: what is lost without
   --listen-port 18800      and the next ones
 

@@ -1,6 +1,7 @@
 //! What this gateway tells others that ask (`/load` of the admin listener): what it has at each worker, as
-//! lines that come when it changes, and all of it once a second. A body that is polled, so that a client that
-//! does not read holds up no other and nothing grows.
+//! lines that come when it changes, and all of it once a second. A request that is sent is told at once: until
+//! then another gateway may send one to the same idle worker. A body that is polled, so that a client that does
+//! not read holds up no other and nothing grows.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,15 +12,22 @@ use std::{
 };
 
 use bytes::Bytes;
-use keyway_core::OwnLoad;
+use keyway_core::{OwnLoad, WorkerId};
 
-use super::{GatewayId, Line, LoadEntry, OwnerEntry, placements::PlacementsTold};
+use super::{
+    GatewayId, Line, LoadEntry, OwnerEntry,
+    placements::{PlacementNews, PlacementsTold},
+};
 use crate::{
     clock::{self, Instant, Sleep},
+    fleet::Worker,
     leaving::Leaving,
-    limits::{PEER_ALL_EVERY, PEER_ARRIVALS_EVERY, PEER_ARRIVALS_MIN_PER_S, PEER_EVERY, PEER_EVERY_RANGE},
+    limits::{
+        PEER_ALL_EVERY, PEER_ARRIVALS_EVERY, PEER_ARRIVALS_MIN_PER_S, PEER_AT_ONCE_PART, PEER_EVERY,
+        PEER_EVERY_RANGE,
+    },
     proxy::body::Lines,
-    routing::Router,
+    routing::{Router, SentLately, SentTo},
     stored_state::StoredNews,
 };
 
@@ -36,6 +44,9 @@ pub struct Telling {
     id: Option<GatewayId>,
     every: Duration,
     next: Pin<Box<Sleep>>,
+    /// Where requests are sent, and the earliest moment at which that is told again at once.
+    sent: Arc<SentLately>,
+    at_once: Pin<Box<Sleep>>,
     /// When all is told again.
     all_due: Instant,
     /// When it is told again how many requests come.
@@ -58,6 +69,8 @@ impl Telling {
         let asks = query.split('&').any(|pair| pair == "placements=1");
         let placements = if asks { PlacementsTold::from_now(&router) } else { None };
         Self {
+            sent: router.sent().listen(),
+            at_once: Box::pin(clock::sleep_until(now)),
             router,
             leaving,
             id: Some(id),
@@ -125,15 +138,78 @@ impl Telling {
 
     /// What there is, by worker; one that left and one that came back at its address are one to others.
     fn there(&self) -> HashMap<String, OwnLoad> {
-        let now = self.router.now();
         let mut there = HashMap::<String, OwnLoad>::new();
         for worker in self.router.fleet().all().iter().filter(|worker| worker.load.requests() > 0) {
-            let rate = worker.rate.lock().tokens_per_second();
-            let load = worker.load.told(now, rate);
             let sum = there.entry(worker.name.clone()).or_default();
-            *sum = sum.and(load);
+            *sum = sum.and(self.at(worker));
         }
         there
+    }
+
+    fn at(&self, worker: &Worker) -> OwnLoad {
+        let rate = worker.rate.lock().tokens_per_second();
+        worker.load.told(self.router.now(), rate)
+    }
+
+    /// What differs at these workers from what was told.
+    fn news_of(&mut self, sent: &[WorkerId]) -> Vec<LoadEntry> {
+        let fleet = self.router.fleet().all();
+        let mut names: Vec<&String> =
+            fleet.iter().filter(|worker| sent.contains(&worker.id)).map(|worker| &worker.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        let mut news = Vec::new();
+        for name in names {
+            let of_name = fleet.iter().filter(|worker| worker.name == *name);
+            let load = of_name.fold(OwnLoad::default(), |sum, worker| sum.and(self.at(worker)));
+            if self.told.get(name).is_none_or(|before| differs(*before, load)) {
+                self.told.insert(name.clone(), load);
+                news.push(LoadEntry::new(name.clone(), load));
+            }
+        }
+        news
+    }
+
+    /// All that is new.
+    fn look(&mut self, now: Instant) -> Line {
+        // Whatever was sent until now is among it.
+        let _ = self.sent.take();
+        let all = now >= self.all_due;
+        if all {
+            self.all_due = now + PEER_ALL_EVERY;
+        }
+        let arrivals = (now >= self.arrivals_due).then(|| {
+            self.arrivals_due = now + PEER_ARRIVALS_EVERY;
+            self.arrivals()
+        });
+        let workers = self.news(all);
+        let stored = self.new_ids();
+        let owners = self.owners();
+        let placed = self.new_placements();
+        Line { gateway: None, all, workers, arrivals, stored, owners, placed }
+    }
+
+    /// What is new where requests were sent.
+    fn look_where_sent(&mut self) -> Line {
+        let workers = match self.sent.take() {
+            SentTo::These(workers) => self.news_of(&workers),
+            SentTo::Many => self.news(false),
+        };
+        Line { workers, placed: self.new_placements(), ..Line::default() }
+    }
+
+    fn new_placements(&mut self) -> Option<PlacementNews> {
+        self.placements.as_mut().and_then(|told| told.news(&self.router))
+    }
+
+    /// A line as it goes out, if it says something.
+    fn written(&mut self, line: Line) -> Option<Bytes> {
+        line.says_something().then(|| {
+            let line = Line { gateway: self.id.take(), ..line };
+            let mut line = serde_json::to_vec(&line).unwrap_or_default();
+            line.push(b'\n');
+            line.into()
+        })
     }
 }
 
@@ -142,30 +218,21 @@ impl Lines for Telling {
     /// here is seen by the workers' gauges alone.
     fn poll_line(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         loop {
-            ready!(self.next.as_mut().poll(cx));
-            if self.leaving.succeeded() {
-                return Poll::Ready(None);
-            }
-            let now = Instant::now();
-            self.next.as_mut().reset(now + self.every);
-            let all = now >= self.all_due;
-            if all {
-                self.all_due = now + PEER_ALL_EVERY;
-            }
-            let arrivals = (now >= self.arrivals_due).then(|| {
-                self.arrivals_due = now + PEER_ARRIVALS_EVERY;
-                self.arrivals()
-            });
-            let workers = self.news(all);
-            let stored = self.new_ids();
-            let owners = self.owners();
-            let placed = self.placements.as_mut().and_then(|told| told.news(&self.router));
-            let line = Line { gateway: None, all, workers, arrivals, stored, owners, placed };
-            if line.says_something() {
-                let line = Line { gateway: self.id.take(), ..line };
-                let mut line = serde_json::to_vec(&line).unwrap_or_default();
-                line.push(b'\n');
-                return Poll::Ready(Some(line.into()));
+            let line = if self.next.as_mut().poll(cx).is_ready() {
+                if self.leaving.succeeded() {
+                    return Poll::Ready(None);
+                }
+                let now = Instant::now();
+                self.next.as_mut().reset(now + self.every);
+                self.look(now)
+            } else {
+                ready!(self.sent.poll_sent(cx));
+                ready!(self.at_once.as_mut().poll(cx));
+                self.at_once.as_mut().reset(Instant::now() + self.every / PEER_AT_ONCE_PART);
+                self.look_where_sent()
+            };
+            if let Some(line) = self.written(line) {
+                return Poll::Ready(Some(line));
             }
         }
     }

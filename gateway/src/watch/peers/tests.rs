@@ -78,6 +78,37 @@ async fn all_is_told_at_first_and_each_second_and_what_changes_meanwhile() {
     assert_eq!(began.elapsed(), PEER_ALL_EVERY);
 }
 
+/// Requests that are sent are told at once, in a line every tenth of the time between two words; what ends is
+/// told with the next word.
+#[tokio::test(start_paused = true)]
+async fn where_a_request_is_sent_is_told_at_once() {
+    let router = router(&["http://a:1", "http://b:1", "http://c:1"]);
+    for name in ["a:1", "b:1"] {
+        worker(&router, name).with_health(|health| health.on_probe(true, Duration::ZERO));
+    }
+    let mut telling = Telling::new(Arc::clone(&router), Leaving::new(), GatewayId::draw(), "every_ms=100");
+    let first = next(&mut telling).await;
+    assert!(first.all && first.workers.is_empty());
+    let began = clock::Instant::now();
+    let at_ms = || began.elapsed().as_millis();
+    clock::sleep(Duration::from_millis(33)).await;
+    let request = request_of(7, 0, 1.0, 60);
+    let one = router.choose(&request, &[]).await.unwrap();
+    let line = next(&mut telling).await;
+    assert_eq!((at_ms(), line.workers.len(), line.all), (33, 1, false));
+    assert_eq!((line.workers[0].worker.as_str(), line.workers[0].requests), (&*one.worker.name, 1));
+    let (two, three) = (router.choose(&request, &[]).await, router.choose(&request, &[]).await);
+    let later = next(&mut telling).await;
+    let all = [line, later].into_iter().flat_map(|line| line.workers);
+    let all: HashMap<String, u64> = all.map(|entry| (entry.worker, entry.requests)).collect();
+    assert_eq!((at_ms(), all.values().sum::<u64>()), (43, 3), "{all:?}");
+    drop(one);
+    clock::sleep(Duration::from_millis(20)).await;
+    let line = next(&mut telling).await;
+    assert_eq!((at_ms(), line.workers.len()), (100, 1), "what has ended waits for its time: {line:?}");
+    drop((two, three));
+}
+
 #[tokio::test(start_paused = true)]
 async fn tokens_that_fall_as_they_are_computed_are_told_now_and_then() {
     let router = router(&["http://a:1"]);
@@ -194,6 +225,8 @@ async fn what_owners_have_had_and_which_priorities_wait_is_told_and_heeded() {
         async move { one.choose(&urgent, &[]).await }
     });
     tokio::task::yield_now().await;
+    // Where it was sent comes before.
+    assert_eq!(next(&mut telling).await.owners, []);
     let line = next(&mut telling).await;
     let told = line.owners[0];
     let had = begun.pick.uncached_tokens as f64 / 2.0;
