@@ -206,6 +206,10 @@ pub(crate) const GPU_LATENT_HEADS_MAX: usize = 128;
 /// expert, must fit on that axis too, and 65,535 tokens of 32 make 32,768. Models have up to 10.
 pub(crate) const GPU_EXPERTS_PER_TOKEN_MAX: usize = 32;
 
+/// Tokens of a step up to which a GPU may compute both products of their experts in one launch: with more,
+/// two launches' beginnings and ends are little beside the products.
+pub(crate) const GPU_PAIRED_TOKENS_MAX: usize = 32;
+
 /// Ids that one sequence's rules on a GPU speak of, at most: half a megabyte for each of the sequences that
 /// run. Of who has more, the host samples.
 pub(crate) const GPU_RULES_MAX: usize = 32_768;

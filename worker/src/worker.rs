@@ -88,6 +88,8 @@ pub struct WorkerOptions {
     pub max_running: Option<usize>,
     /// Whether a GPU's next step is planned and started before the tokens of the last one are known.
     pub step_ahead: bool,
+    /// Whether a GPU computes both products of few tokens' experts in one launch.
+    pub paired_experts: bool,
     /// Processor threads that compute; if absent, as many as there are cores.
     pub threads: Option<usize>,
     /// Memory for requests' bodies, their parsing, rendering and tokenising, in bytes; if absent, 1 GiB, and
@@ -123,6 +125,7 @@ impl Default for WorkerOptions {
             max_batched_tokens: None,
             max_running: None,
             step_ahead: true,
+            paired_experts: false,
             threads: None,
             request_memory: None,
             clients: ClientBounds::default(),

@@ -179,6 +179,13 @@ impl<D: Device> CudaModel<D> {
         self
     }
 
+    /// Computes both products of few tokens' experts in one launch instead of two: the same bits.
+    #[must_use]
+    pub fn with_paired_experts(mut self) -> Self {
+        self.room.experts.pair();
+        self
+    }
+
     /// Has so many ranks, all of them here, share the experts: for checks and benchmarks of what they
     /// exchange. `tokens_max`: of a round.
     pub fn with_ranks_here(mut self, ranks: usize, tokens_max: usize) -> Result<Self, ModelError> {

@@ -138,6 +138,9 @@ mod present {
             if options.fp8_kv {
                 model = model.with_fp8_kv();
             }
+            if options.paired_experts {
+                model = model.with_paired_experts();
+            }
             model.reserve_steps(limits.max_batched_tokens, limits.max_running)?;
             if size > 1 {
                 model.reserve_sharing(size, limits.max_batched_tokens, options.expert_parallel.deadline)?;

@@ -13,6 +13,7 @@ use super::forward::Forward;
 use super::room::Grown;
 use super::sharing::{HeldExperts, Own, Sharing, ending};
 use super::weights::{DeviceFeedForward, DeviceMlp};
+use crate::limits::GPU_PAIRED_TOKENS_MAX;
 use crate::model::config::{Config, Experts, FeedForward};
 
 /// A layer's router and experts on the device, as far as this process holds them.
@@ -75,9 +76,16 @@ pub(super) struct ExpertRoom {
     given: Grown,
     /// What the expert gives that serves every token.
     shared: Grown,
+    /// Where both products of few tokens are one launch: what its blocks count, all 0 between launches.
+    paired: Option<Grown>,
 }
 
 impl ExpertRoom {
+    /// From now on both products of few tokens are one launch.
+    pub(super) fn pair(&mut self) {
+        self.paired.get_or_insert_default();
+    }
+
     /// For a step of `rows` rows, `hidden` wide. How many buffers moved.
     pub(super) fn reserve(
         &mut self,
@@ -102,7 +110,17 @@ impl ExpertRoom {
         ] {
             moves += buffer.reserve(device, bytes)?;
         }
+        if let Some(counts) = &mut self.paired {
+            let bytes = moe::pair_words(rows.min(GPU_PAIRED_TOKENS_MAX) * top, experts) * word;
+            moves += counts.reserve_zeros(device, bytes)?;
+        }
         Ok(moves)
+    }
+
+    /// What one launch of both products counts, if `rows` rows are few enough for it and their items are.
+    fn counts(&self, rows: usize, grouped: &GroupedSlots) -> Option<Slice<u32>> {
+        let are_few = rows <= GPU_PAIRED_TOKENS_MAX && grouped.block_rows == GroupedSlots::ROWS_MIN;
+        self.paired.as_ref().filter(|_| are_few).map(Grown::whole)
     }
 
     /// Where `slots` slots are grouped, in items of `block_rows` places.
@@ -147,18 +165,17 @@ impl Forward<'_> {
             self.launches.extend(moe::route(logits, count, routing, bias, kv_slots, (ids, weights)));
             self.launches.extend(moe::group(ids, count, &grouped));
         }
-        let of_tokens = ProductRows::OfTokens { top: routing.top };
+        let (of_tokens, of_places) = (ProductRows::OfTokens { top: routing.top }, ProductRows::OfPlaces);
         let gated = room.gated.slice(0, slots * down.shape.inputs);
         let given = room.given.slice(0, slots * hidden);
-        self.launches.extend(moe::product(normed, of_tokens, gate_up, &grouped, ending(*gate), gated));
-        self.launches.extend(moe::product(
-            gated,
-            ProductRows::OfPlaces,
-            down,
-            &grouped,
-            Ending::Plain,
-            given,
-        ));
+        let gate = ending(*gate);
+        if let Some(counts) = room.counts(self.rows, &grouped) {
+            let (products, outs) = ([gate_up, down], [gated, given]);
+            self.launches.extend(moe::pair(normed, of_tokens, products, &grouped, gate, outs, counts));
+        } else {
+            self.launches.extend(moe::product(normed, of_tokens, gate_up, &grouped, gate, gated));
+            self.launches.extend(moe::product(gated, of_places, down, &grouped, Ending::Plain, given));
+        }
         let shared = self.serves_all(experts, normed);
         let update = step_room.update.slice(0, self.rows * hidden);
         self.launches.extend(moe::combine(given, grouped.places, weights, routing.top, shared, update));
@@ -241,5 +258,10 @@ impl<D: Device> super::CudaBackend<D> {
         let slots = rows * ExpertWidths::new(&model.config).top;
         let device: &mut dyn Device = &mut model.device;
         device.download(model.room.experts.places.slice(0, slots))
+    }
+
+    /// The device that it computes on.
+    pub(in crate::model) fn device(&mut self) -> &mut D {
+        &mut self.model.device
     }
 }

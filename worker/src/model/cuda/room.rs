@@ -36,6 +36,19 @@ impl Grown {
         Ok(1)
     }
 
+    /// The same, all 0 where it moves.
+    pub(super) fn reserve_zeros(
+        &mut self,
+        device: &mut dyn Device,
+        bytes: usize,
+    ) -> Result<u64, DeviceError> {
+        let moved = self.reserve(device, bytes)?;
+        if let (Some(buffer), true) = (self.buffer, moved > 0) {
+            device.zero(buffer, self.bytes)?;
+        }
+        Ok(moved)
+    }
+
     /// The same, but what was in it stays.
     fn reserve_keeping(&mut self, device: &mut dyn Device, bytes: usize) -> Result<u64, DeviceError> {
         let (Some(old), true) = (self.buffer, bytes > self.bytes) else { return self.reserve(device, bytes) };

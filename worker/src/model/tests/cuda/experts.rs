@@ -191,6 +191,32 @@ fn bytes_of(model: LoadedModel) -> usize {
     model.onto(Emulator::start(1).unwrap(), Quantize::None).unwrap().info.weight_bytes
 }
 
+/// One launch of both products gives the bits of two, of every token alone and beside others; and it is that
+/// one which is launched, where tokens are few.
+#[test]
+fn both_products_in_one_launch_give_the_bits_of_two() {
+    let all = with_experts().map(|variant| (variant, Quantize::None));
+    let mixtral = with_experts().find(|variant| variant.name.starts_with("Mixtral")).unwrap();
+    let quantised = [Quantize::Int8, Quantize::Int4].map(|quantize| (mixtral, quantize));
+    for ((variant, quantize), is_hopper) in
+        all.chain(quantised).flat_map(|case| [(case, true), (case, false)])
+    {
+        let said = [false, true].map(|is_paired| {
+            let emulator = Emulator::start(1)?;
+            let emulator = if is_hopper { emulator } else { emulator.without_warpgroups() };
+            let model = leaning(variant, SKEWED).onto(emulator, quantize).unwrap();
+            let model = if is_paired { model.with_paired_experts() } else { model };
+            let mut backend = model.into_backend(LAYOUT).unwrap();
+            let said = together(&mut backend, &prompts());
+            let kernels = backend.device().shared_in_vain().unwrap();
+            let is_launched = kernels.iter().any(|(kernel, _)| kernel.contains("_pair"));
+            assert_eq!(is_launched, is_paired, "{} {quantize}: {kernels:?}", variant.name);
+            Some(said)
+        });
+        assert_eq!(said[0], said[1], "{} {quantize}, Hopper: {is_hopper}", variant.name);
+    }
+}
+
 /// gpt-oss as it is published: experts in MXFP4, whose values bf16 has.
 #[test]
 fn experts_in_mxfp4_are_those_of_the_cpu() {
