@@ -19,6 +19,7 @@ mod ancestry;
 mod announced;
 mod checkpoints;
 mod claims;
+mod crowds;
 mod expected;
 mod forks;
 mod heat;
@@ -337,7 +338,7 @@ impl PrefixIndex {
 
     /// Blocks the index believes this worker to hold.
     pub fn resident(&self, worker: WorkerId) -> usize {
-        self.workers.get(worker).map_or(0, |place| self.workers[place].len as usize)
+        self.workers.get(worker).map_or(0, |place| self.workers.held_at(place) as usize)
     }
 
     /// Blocks of this owner's prompts, at all workers together.
@@ -366,7 +367,7 @@ impl PrefixIndex {
     fn insert(&mut self, list: ListId, newer: u32, vacancy: Vacancy, stamp: u32) -> u32 {
         let slot = self.held.enter(vacancy, stamp);
         self.held.slab.link(self.workers.list_mut(list), newer, slot);
-        self.workers[list.place].len += 1;
+        self.workers.grew(list.place);
         self.owners.add(self.workers.owner(list));
         slot
     }
@@ -374,7 +375,8 @@ impl PrefixIndex {
 
 impl std::fmt::Debug for PrefixIndex {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let workers: Vec<_> = self.workers.iter().map(|(id, place)| (id, self.workers[place].len)).collect();
+        let workers: Vec<_> =
+            self.workers.iter().map(|(id, place)| (id, self.workers.held_at(place))).collect();
         f.debug_struct("PrefixIndex")
             .field("bytes", &self.bytes())
             .field("resident", &workers)

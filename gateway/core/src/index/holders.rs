@@ -5,9 +5,12 @@
 //! is found by the block alone; it knows how many there are. The others are found by their place as well.
 //! Recency is the index's business.
 
+use std::cell::RefCell;
+
 use keyway_wire::block_hash::BlockHash;
 use smallvec::{SmallVec, smallvec};
 
+use super::crowds::{CROWD_MIN, Crowds, PlaceSet};
 use super::slab::{NIL, SLOT_BYTES, Slab, Slot};
 use super::table::Table;
 
@@ -23,6 +26,7 @@ const GATHERED_GROUPS: usize = 8;
 pub(super) struct Holders {
     table: Table,
     pub(super) slab: Slab,
+    crowds: RefCell<Crowds>,
     /// One more than the last place that ever held anything.
     places: u16,
     /// Residencies that were forgotten, modulo 2^32.
@@ -50,7 +54,13 @@ impl Holders {
         // Slot 0 comes on top of what each residency takes.
         let slots = Table::slots_in(byte_budget.saturating_sub(SLOT_BYTES), SLOT_BYTES);
         let slots = slots.min(u32::MAX as usize - 1);
-        Self { table: Table::new(slots), slab: Slab::new(slots), places: 0, removals: 0 }
+        Self {
+            table: Table::new(slots),
+            slab: Slab::new(slots),
+            crowds: RefCell::new(Crowds::new()),
+            places: 0,
+            removals: 0,
+        }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -93,6 +103,22 @@ impl Holders {
             }));
         }
         listed
+    }
+
+    /// What `look` says of the places of those that hold what this one does, which is the first that holds it;
+    /// `None` where they are few.
+    pub(super) fn with_crowd<T>(&self, first: u32, look: impl FnOnce(&PlaceSet) -> T) -> Option<T> {
+        let Slot { hash, .. } = self.slab[first];
+        if self.slab[first].count() < CROWD_MIN {
+            return None;
+        }
+        let mut crowds = self.crowds.borrow_mut();
+        if crowds.of(hash).is_none() {
+            let mut places = PlaceSet::new(usize::from(self.places));
+            self.beside(first).into_iter().for_each(|slot| places.add(self.slab[slot].worker));
+            crowds.keep(hash, places);
+        }
+        crowds.of(hash).map(look)
     }
 
     /// How many workers hold each of these blocks.
@@ -160,6 +186,9 @@ impl Holders {
             return slot;
         }
         self.slab[first].holders += 1;
+        if holders >= TOGETHER {
+            self.crowds.get_mut().came(hash, place);
+        }
         if holders < TOGETHER {
             self.table.insert(hash.0, of_place(hash, place), slot);
         } else {
@@ -171,12 +200,14 @@ impl Holders {
 
     /// Forgets a residency that is on no recency list any more.
     pub(super) fn remove(&mut self, slot: u32) {
-        let Slot { hash, .. } = self.slab[slot];
+        let Slot { hash, worker, .. } = self.slab[slot];
+        let mut left = 0;
         match self.slab[slot].count() {
             0 => {
                 self.unlist(slot);
                 if let Some(first) = self.first(hash) {
                     self.slab[first].holders -= 1;
+                    left = self.slab[first].count();
                 }
             }
             1 => self.table.remove(hash.0, hash.0, slot),
@@ -185,10 +216,14 @@ impl Holders {
                 self.table.remove(hash.0, hash.0, slot);
                 if let Some(next) = next {
                     self.unlist(next);
-                    self.slab[next].holders = count as u16 - 1;
+                    left = count - 1;
+                    self.slab[next].holders = left as u16;
                     self.table.insert(hash.0, hash.0, next);
                 }
             }
+        }
+        if left >= usize::from(TOGETHER) {
+            self.crowds.get_mut().left(hash, worker, left);
         }
         self.slab.give(slot);
         self.removals = self.removals.wrapping_add(1);
@@ -297,6 +332,11 @@ mod tests {
                 let places: BTreeSet<u16> = holders.list(hash).into_iter().map(|slot| holders.slab[slot].worker).collect();
                 let expected = model.range((block, 0)..=(block, u16::MAX)).map(|(_, place)| *place).collect();
                 prop_assert_eq!(&places, &expected);
+                if let [Some(first)] = holders.firsts([hash])
+                    && let Some(crowd) = holders.with_crowd(first, |places| places.iter().collect::<BTreeSet<u16>>())
+                {
+                    prop_assert_eq!(&crowd, &expected);
+                }
                 prop_assert_eq!((holders.counts([hash])[0], holders.list(hash).len()), (expected.len(), expected.len()));
             }
             for (block, place) in model {

@@ -5,6 +5,7 @@
 use keyway_wire::block_hash::BlockHash;
 use smallvec::{SmallVec, smallvec};
 
+use super::crowds::PlaceSet;
 use super::forks::Guess;
 use super::holders::TOGETHER;
 use super::{PrefixIndex, WorkerId};
@@ -80,8 +81,17 @@ impl PrefixIndex {
 
     /// [`PrefixIndex::lengths`] of those that hold the first block, in no particular order.
     pub fn matched(&self, chain: &[BlockHash]) -> Vec<(WorkerId, u32)> {
-        let found = self.find(chain);
-        found.iter().map(|found| (self.workers[found.place].id, found.blocks)).collect()
+        let mut matched = Vec::new();
+        self.each_match(chain, |worker, blocks| matched.push((worker, blocks)));
+        matched
+    }
+
+    /// Says of each of those that hold the first block how many blocks it holds; those of one length come one
+    /// after the other.
+    pub(crate) fn each_match(&self, chain: &[BlockHash], mut says: impl FnMut(WorkerId, u32)) {
+        for found in &self.find(chain) {
+            says(self.workers[found.place].id, found.blocks);
+        }
     }
 
     /// The workers that hold the first block, those of one length side by side.
@@ -92,10 +102,11 @@ impl PrefixIndex {
         // Put in where it stays: it is large to be moved.
         let mut found = Holding::new();
         if let Some(first) = of_root {
+            found.reserve(self.held.slab[first].count());
             if self.held.slab[first].count() == self.workers.len() {
                 // All of them, as with a system prompt: no need to find each.
                 found.extend(self.workers.iter().map(|(_, place)| of(place)));
-            } else {
+            } else if self.held.with_crowd(first, |places| found.extend(places.iter().map(of))).is_none() {
                 found.extend(self.held.beside(first).into_iter().map(|slot| of(self.held.slab[slot].worker)));
             }
             // Who has been sent the very same prompt before holds all of it.
@@ -174,6 +185,12 @@ impl PrefixIndex {
         if count > group.len() || !is_listed {
             return partition(group, |found| self.held.find(block, found.place).is_some());
         }
+        if let Some(first) = self.held.firsts([block])[0]
+            && let Some(less) =
+                self.held.with_crowd(first, |places| partition(group, |found| places.has(found.place)))
+        {
+            return less;
+        }
         let mut holders = PlaceSet::new(self.workers.places());
         self.held.list(block).into_iter().for_each(|slot| holders.add(self.held.slab[slot].worker));
         partition(group, |found| holders.has(found.place))
@@ -242,21 +259,4 @@ fn partition(group: &mut [Found], holds: impl Fn(&Found) -> bool) -> usize {
         }
     }
     without
-}
-
-/// A set of workers' places.
-struct PlaceSet(SmallVec<[u64; 4]>);
-
-impl PlaceSet {
-    fn new(places: usize) -> Self {
-        Self(smallvec![0; places.div_ceil(64)])
-    }
-
-    fn add(&mut self, place: u16) {
-        self.0[usize::from(place / 64)] |= 1 << (place % 64);
-    }
-
-    fn has(&self, place: u16) -> bool {
-        self.0[usize::from(place / 64)] & 1 << (place % 64) != 0
-    }
 }

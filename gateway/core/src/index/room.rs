@@ -29,7 +29,8 @@ impl PrefixIndex {
     pub(super) fn trim(&mut self, place: u16, more: u32, kept: Kept) -> bool {
         loop {
             let worker = &self.workers[place];
-            let surplus = (worker.len - worker.pending + more).saturating_sub(worker.capacity) as usize;
+            let surplus = (self.workers.held_at(place) - worker.pending + more)
+                .saturating_sub(worker.capacity) as usize;
             if surplus == 0 {
                 return true;
             }
@@ -89,7 +90,7 @@ impl PrefixIndex {
         self.accept(slot, 0);
         let list = self.held.slab[slot].list();
         self.held.slab.unlink(self.workers.list_mut(list), slot);
-        self.workers[list.place].len -= 1;
+        self.workers.shrank(list.place);
         self.owners.take(self.workers.owner(list));
         self.held.remove(slot);
     }

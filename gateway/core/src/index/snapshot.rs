@@ -38,7 +38,7 @@ impl PrefixIndex {
         blocks: impl IntoIterator<Item = (Owner, BlockHash)>,
     ) -> usize {
         let Some(place) = self.workers.get_or_add(worker) else { return 0 };
-        if self.workers[place].exact || self.workers[place].len > 0 {
+        if self.workers[place].exact || self.workers.held_at(place) > 0 {
             return 0;
         }
         // Each row of one owner's blocks is numbered as one placement, the first one as the last.
@@ -48,7 +48,7 @@ impl PrefixIndex {
             let Err(vacancy) = self.held.look(hash, place) else {
                 continue; // No list has a block twice, but a file may be anything.
             };
-            if self.workers[place].len >= self.workers[place].capacity || self.held.slab.is_full() {
+            if self.workers.held_at(place) >= self.workers[place].capacity || self.held.slab.is_full() {
                 break;
             }
             let list = self.workers.find_or_add_list(place, owner, &self.owners);

@@ -241,7 +241,7 @@ fn listed(index: &PrefixIndex) -> BTreeMap<u32, Held> {
             len += count;
             *of_owners.entry(owner).or_default() += count as usize;
         }
-        assert_eq!(index.workers[place].len, len);
+        assert_eq!(index.workers.held_at(place), len);
         let slots = index.by_recency(id).map(|(_, hash)| index.held.find(hash, place).unwrap());
         let pending = slots.filter(|&slot| index.held.slab[slot].claims() > 0).count();
         assert_eq!(index.workers[place].pending as usize, pending);
@@ -338,8 +338,12 @@ proptest! {
         // Nothing stays pending when all is over.
         open.clear();
         index.settle();
-        let mut workers = (0..index.workers.places() as u16).map(|place| index.workers[place]);
-        prop_assert!(workers.all(|worker| worker.pending == 0 && worker.len <= worker.capacity));
+        let mut places = 0..index.workers.places() as u16;
+        let is_settled = |place| {
+            let worker = &index.workers[place];
+            worker.pending == 0 && index.workers.held_at(place) <= worker.capacity
+        };
+        prop_assert!(places.all(is_settled));
         prop_assert!(index.voids.is_empty());
     }
 

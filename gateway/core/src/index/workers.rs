@@ -28,9 +28,7 @@ pub(super) struct Worker {
     /// Its first list, and whose that is.
     first: Recency,
     first_owner: Owner,
-    /// Residencies on all of its lists.
-    pub(super) len: u32,
-    /// How many of these no worker has accepted yet.
+    /// How many of its residencies no worker has accepted yet.
     pub(super) pending: u32,
     /// Number of the last placement there, below [`NUMBERS`].
     number: u32,
@@ -53,9 +51,10 @@ struct List {
     owner: Owner,
 }
 
-/// Bytes of one worker: its state, its further lists, its place in the free list, and its share of the map of
+/// Bytes of one worker: its state, how much it holds, its further lists, its place in the free list, and its share of the map of
 /// ids.
 pub(super) const WORKER_BYTES: usize = size_of::<Worker>()
+    + size_of::<u32>()
     + size_of::<Vec<List>>()
     + FURTHER_LISTS * size_of::<List>()
     + size_of::<u16>()
@@ -70,6 +69,8 @@ const BUCKET_BYTES: usize = size_of::<(WorkerId, u16)>() + 1;
 
 pub(super) struct Workers {
     places: Vec<Worker>,
+    /// Residencies of each, on all of its lists: in a row, as a full index asks time and again who has most.
+    lens: Vec<u32>,
     /// Each place's further lists. Empty as long as no worker has one; beside the workers, so that a walk
     /// over these stays short.
     further: Vec<Vec<List>>,
@@ -88,8 +89,8 @@ impl Workers {
     pub(super) fn new(byte_budget: usize) -> Self {
         let max = (byte_budget / WORKER_BYTES).min(usize::from(u16::MAX) - 1);
         let (places, free) = (Vec::with_capacity(max), Vec::with_capacity(max));
-        let (further, lists_left) = (Vec::new(), max * FURTHER_LISTS);
-        Self { places, further, lists_left, by_id: SpreadMap::default(), free, max }
+        let (lens, further, lists_left) = (Vec::with_capacity(max), Vec::new(), max * FURTHER_LISTS);
+        Self { places, lens, further, lists_left, by_id: SpreadMap::default(), free, max }
     }
 
     /// What it takes, and may come to take.
@@ -111,7 +112,6 @@ impl Workers {
             known: true,
             first: Recency::default(),
             first_owner: Owner::NOBODY,
-            len: 0,
             pending: 0,
             number: 0,
             expected: Recency::default(),
@@ -125,6 +125,7 @@ impl Workers {
             place
         } else if self.places.len() < self.max {
             self.places.push(worker);
+            self.lens.push(0);
             (self.places.len() - 1) as u16
         } else {
             return None;
@@ -142,6 +143,21 @@ impl Workers {
             *further = Vec::new();
         }
         self.free.push(place);
+    }
+
+    /// Residencies there.
+    pub(super) fn held_at(&self, place: u16) -> u32 {
+        self.lens[usize::from(place)]
+    }
+
+    /// There is one more of them.
+    pub(super) fn grew(&mut self, place: u16) {
+        self.lens[usize::from(place)] += 1;
+    }
+
+    /// There is one less.
+    pub(super) fn shrank(&mut self, place: u16) {
+        self.lens[usize::from(place)] -= 1;
     }
 
     /// A number for one more placement there.
@@ -240,6 +256,27 @@ impl Workers {
 
     /// The owner's list with the most residencies; the one of the lowest worker's id among equals.
     pub(super) fn largest(&self, owner: Owner) -> Option<ListId> {
+        self.largest_alone(owner).or_else(|| self.largest_of_all(owner))
+    }
+
+    /// The same where those workers that hold the most hold it for this owner alone: no list is longer than
+    /// all of its worker's together.
+    fn largest_alone(&self, owner: Owner) -> Option<ListId> {
+        let most = self.lens.iter().fold(0, |most, len| *len.max(&most));
+        let places = (0..).zip(&self.lens).filter(|(_, len)| **len == most).map(|(place, _)| place);
+        let mut largest: Option<u16> = None;
+        for place in places {
+            if most == 0 || self[place].first_owner != owner || !self.has_one_list(place) {
+                return None;
+            }
+            if largest.is_none_or(|other| self[place].id < self[other].id) {
+                largest = Some(place);
+            }
+        }
+        largest.map(|place| ListId { place, nth: 0 })
+    }
+
+    fn largest_of_all(&self, owner: Owner) -> Option<ListId> {
         let mut largest: Option<(ListId, u32)> = None;
         let mut see = |list: ListId, len: u32| {
             let is_larger = largest.is_none_or(|(other, most)| {

@@ -1,0 +1,99 @@
+//! Who holds the blocks that many workers hold, of the few such blocks that were asked about lately: a bit for
+//! each worker's place. To list a thousand holders of a system prompt from the table takes as long as all else
+//! of a choice together; this is read in a moment, and kept as holders come and go.
+
+use keyway_wire::block_hash::BlockHash;
+use smallvec::{SmallVec, smallvec};
+
+/// Holders from which on a block has a crowd.
+pub(super) const CROWD_MIN: usize = 32;
+/// Crowds at a time: of a thousand workers in 2 KB together, of as many as an index may know in 128 KB.
+const CROWDS: usize = 16;
+
+/// Some blocks' holders.
+pub(super) struct Crowds([Option<Crowd>; CROWDS]);
+
+struct Crowd {
+    block: BlockHash,
+    places: PlaceSet,
+}
+
+/// A set of workers' places.
+pub(super) struct PlaceSet(SmallVec<[u64; 4]>);
+
+impl Crowds {
+    pub(super) const fn new() -> Self {
+        Self([const { None }; CROWDS])
+    }
+
+    /// Of this block, if they are known.
+    pub(super) fn of(&self, block: BlockHash) -> Option<&PlaceSet> {
+        let crowd = self.0[at(block)].as_ref().filter(|crowd| crowd.block == block)?;
+        Some(&crowd.places)
+    }
+
+    /// Keeps them, in place of those of another block.
+    pub(super) fn keep(&mut self, block: BlockHash, places: PlaceSet) {
+        self.0[at(block)] = Some(Crowd { block, places });
+    }
+
+    /// One more holds this block.
+    pub(super) fn came(&mut self, block: BlockHash, place: u16) {
+        if let Some(crowd) = self.crowd(block) {
+            crowd.places.add(place);
+        }
+    }
+
+    /// One no longer holds this block, which so many still do.
+    pub(super) fn left(&mut self, block: BlockHash, place: u16, holders: usize) {
+        if let Some(crowd) = self.crowd(block) {
+            crowd.places.take(place);
+            if holders < CROWD_MIN / 2 {
+                self.0[at(block)] = None;
+            }
+        }
+    }
+
+    fn crowd(&mut self, block: BlockHash) -> Option<&mut Crowd> {
+        self.0[at(block)].as_mut().filter(|crowd| crowd.block == block)
+    }
+}
+
+/// By the upper half: the simulator's hashes are neighbours in the lower one.
+fn at(block: BlockHash) -> usize {
+    (block.0 >> 32) as usize % CROWDS
+}
+
+impl PlaceSet {
+    /// None of so many places.
+    pub(super) fn new(places: usize) -> Self {
+        Self(smallvec![0; places.div_ceil(64)])
+    }
+
+    pub(super) fn add(&mut self, place: u16) {
+        let word = usize::from(place / 64);
+        if self.0.len() <= word {
+            self.0.resize(word + 1, 0);
+        }
+        self.0[word] |= 1 << (place % 64);
+    }
+
+    fn take(&mut self, place: u16) {
+        if let Some(word) = self.0.get_mut(usize::from(place / 64)) {
+            *word &= !(1 << (place % 64));
+        }
+    }
+
+    pub(super) fn has(&self, place: u16) -> bool {
+        self.0.get(usize::from(place / 64)).is_some_and(|word| word & 1 << (place % 64) != 0)
+    }
+
+    /// Those in it, from the first on.
+    pub(super) fn iter(&self) -> impl Iterator<Item = u16> {
+        (0_u16..).step_by(64).zip(&self.0).flat_map(|(first, word)| {
+            let some = |word: u64| (word != 0).then_some(word);
+            let bits = std::iter::successors(some(*word), move |word| some(word & (word - 1)));
+            bits.map(move |word| first + word.trailing_zeros() as u16)
+        })
+    }
+}
