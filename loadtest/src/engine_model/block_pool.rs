@@ -5,15 +5,13 @@
 //! request's blocks are released from its tail, so that a chain loses its end first. Unlike there, a released
 //! block without a name is used again before any named one: it holds nothing that could be reused.
 
-use std::{
-    collections::HashMap,
-    hash::{BuildHasherDefault, Hasher},
-};
-
+use hashbrown::{HashTable, hash_table::Entry};
 use keyway_wire::block_hash::BlockHash;
 
 /// No block: the end of a list of released blocks or of blocks of one name.
 const NIL: u32 = u32::MAX;
+/// In place of the next block of the same name: it has no name.
+const UNNAMED: u32 = u32::MAX - 1;
 
 /// What happened to the cache, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,8 +35,10 @@ pub struct BlockPool {
     capacity: u32,
     /// Blocks used so far; the rest was never used.
     blocks: Vec<Block>,
-    /// First block of each name.
-    named: HashMap<BlockHash, u32, BuildHasherDefault<Through>>,
+    /// First block of each name. Block hashes are uniform already, or placed as the caller wants them. A name
+    /// itself is in its block: a table of a thousand engines is as small as it can be, since each of their
+    /// blocks waits for memory.
+    named: HashTable<u32>,
     /// Released blocks, the next one to be used first.
     free_first: u32,
     free_last: u32,
@@ -47,7 +47,8 @@ pub struct BlockPool {
 
 #[derive(Debug)]
 struct Block {
-    hash: Option<BlockHash>,
+    /// Its name, if it has one.
+    hash: BlockHash,
     users: u32,
     /// Neighbours among the released blocks.
     before: u32,
@@ -55,10 +56,6 @@ struct Block {
     /// Next block of the same name.
     twin: u32,
 }
-
-/// Block hashes are uniform already, or placed as the caller wants them.
-#[derive(Debug, Default)]
-struct Through(u64);
 
 // === impl BlockPool ===
 
@@ -68,7 +65,7 @@ impl BlockPool {
         Self {
             capacity,
             blocks: Vec::new(),
-            named: HashMap::default(),
+            named: HashTable::new(),
             free_first: NIL,
             free_last: NIL,
             free_count: 0,
@@ -87,31 +84,32 @@ impl BlockPool {
 
     /// Leading blocks of `chain` that are cached.
     pub fn cached(&self, chain: &[BlockHash]) -> usize {
-        chain.iter().take_while(|hash| self.named.contains_key(hash)).count()
+        chain.iter().take_while(|hash| self.find(**hash).is_some()).count()
+    }
+
+    /// Adds the leading blocks of `chain` that are cached to `out`.
+    pub fn find_cached(&self, chain: &[BlockHash], out: &mut Vec<u32>) {
+        out.extend(chain.iter().map_while(|hash| self.find(*hash)));
     }
 
     /// Distinct names held, in no order.
     pub fn names(&self) -> impl Iterator<Item = BlockHash> {
-        self.named.keys().copied()
+        self.named.iter().map(|block| self.blocks[*block as usize].hash)
     }
 
-    /// Of the cached blocks `chain`, how many no request uses: claiming those makes them unavailable.
-    pub fn released_among(&self, chain: &[BlockHash]) -> u32 {
-        let released = |hash: &&BlockHash| {
-            self.named.get(hash).is_some_and(|&block| self.blocks[block as usize].users == 0)
-        };
-        chain.iter().filter(released).count() as u32
+    /// How many of these no request uses: claiming those makes them unavailable.
+    pub fn released_among(&self, blocks: &[u32]) -> u32 {
+        let released = |block: &&u32| self.blocks[**block as usize].users == 0;
+        blocks.iter().filter(released).count() as u32
     }
 
-    /// Becomes a user of every block of `chain`, all of which are cached; appends them to `out`.
-    pub fn claim(&mut self, chain: &[BlockHash], out: &mut Vec<u32>) {
-        for hash in chain {
-            let Some(&block) = self.named.get(hash) else { return };
+    /// Becomes a user of these blocks, all of which are cached.
+    pub fn claim(&mut self, blocks: &[u32]) {
+        for &block in blocks {
             if self.blocks[block as usize].users == 0 {
                 self.unlink(block);
             }
             self.blocks[block as usize].users += 1;
-            out.push(block);
         }
     }
 
@@ -119,7 +117,8 @@ impl BlockPool {
     /// and given to `removed`. `None` when all are in use.
     pub fn take(&mut self, removed: impl FnOnce(BlockHash)) -> Option<u32> {
         if (self.blocks.len() as u32) < self.capacity && !self.unnamed_is_free() {
-            self.blocks.push(Block { hash: None, users: 1, before: NIL, after: NIL, twin: NIL });
+            let (hash, twin) = (BlockHash(0), UNNAMED);
+            self.blocks.push(Block { hash, users: 1, before: NIL, after: NIL, twin });
             return Some(self.blocks.len() as u32 - 1);
         }
         let block = self.free_first;
@@ -127,21 +126,32 @@ impl BlockPool {
             return None;
         }
         self.unlink(block);
-        if let Some(hash) = self.blocks[block as usize].hash.take() {
-            self.forget(hash, block);
-            removed(hash);
-        }
         self.blocks[block as usize].users = 1;
+        if self.is_named(block) {
+            self.forget(block);
+            removed(self.blocks[block as usize].hash);
+        }
         Some(block)
     }
 
     /// Names a block that a request has filled.
     pub fn name(&mut self, block: u32, hash: BlockHash) {
-        let first = self.named.insert(hash, block).unwrap_or(NIL);
+        debug_assert!(!self.is_named(block) && self.blocks[block as usize].users > 0, "fresh, and in use");
+        let blocks = &self.blocks;
+        let entry = self.named.entry(
+            hash.0,
+            |one| blocks[*one as usize].hash == hash,
+            |one| blocks[*one as usize].hash.0,
+        );
+        let first = match entry {
+            Entry::Occupied(mut first) => std::mem::replace(first.get_mut(), block),
+            Entry::Vacant(vacant) => {
+                vacant.insert(block);
+                NIL
+            }
+        };
         let entry = &mut self.blocks[block as usize];
-        debug_assert!(entry.hash.is_none() && entry.users > 0, "only fresh blocks in use are named");
-        entry.hash = Some(hash);
-        entry.twin = first;
+        (entry.hash, entry.twin) = (hash, first);
     }
 
     /// Ends the use of a request's blocks, in the request's order.
@@ -150,28 +160,39 @@ impl BlockPool {
             let entry = &mut self.blocks[block as usize];
             entry.users -= 1;
             if entry.users == 0 {
-                let named = entry.hash.is_some();
-                if named { self.link_last(block) } else { self.link_first(block) }
+                if self.is_named(block) { self.link_last(block) } else { self.link_first(block) }
             }
         }
+    }
+
+    fn find(&self, hash: BlockHash) -> Option<u32> {
+        self.named.find(hash.0, |one| self.blocks[*one as usize].hash == hash).copied()
+    }
+
+    fn is_named(&self, block: u32) -> bool {
+        self.blocks[block as usize].twin != UNNAMED
     }
 
     fn unnamed_is_free(&self) -> bool {
-        self.free_first != NIL && self.blocks[self.free_first as usize].hash.is_none()
+        self.free_first != NIL && !self.is_named(self.free_first)
     }
 
-    fn forget(&mut self, hash: BlockHash, block: u32) {
-        let after = std::mem::replace(&mut self.blocks[block as usize].twin, NIL);
-        let Some(first) = self.named.get_mut(&hash) else { return };
-        if *first == block {
+    /// Takes a block's name away.
+    fn forget(&mut self, block: u32) {
+        let Block { hash, twin: after, .. } = self.blocks[block as usize];
+        self.blocks[block as usize].twin = UNNAMED;
+        let blocks = &self.blocks;
+        let is_it = |one: &u32| *one == block || blocks[*one as usize].hash == hash;
+        let Ok(mut first) = self.named.find_entry(hash.0, is_it) else { return };
+        let mut twin = *first.get();
+        if twin == block {
             if after == NIL {
-                self.named.remove(&hash);
+                first.remove();
             } else {
-                *first = after;
+                *first.get_mut() = after;
             }
             return;
         }
-        let mut twin = *first;
         while twin != NIL {
             let entry = &mut self.blocks[twin as usize];
             if entry.twin == block {
@@ -215,24 +236,6 @@ impl BlockPool {
             after => self.blocks[after as usize].before = before,
         }
         self.free_count -= 1;
-    }
-}
-
-// === impl Through ===
-
-impl Hasher for Through {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(byte);
-        }
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        self.0 = value;
     }
 }
 
@@ -315,9 +318,11 @@ mod tests {
                         let cached = pool.cached(&chain);
                         prop_assert_eq!(cached, chain.iter().take_while(|hash| naive.holds(**hash)).count());
                         let before = pool.available();
-                        let released = pool.released_among(&chain[..cached]);
                         let mut mine = Vec::new();
-                        pool.claim(&chain[..cached], &mut mine);
+                        pool.find_cached(&chain, &mut mine);
+                        prop_assert_eq!(mine.len(), cached);
+                        let released = pool.released_among(&mine);
+                        pool.claim(&mine);
                         prop_assert_eq!(pool.available(), before - released);
                         for &block in &mine {
                             let id = block as usize;

@@ -6,6 +6,8 @@
 //! chunk for each whose prompt is not done, then admits waiting ones while the token budget lasts. When
 //! blocks run out the request admitted last gives up its own and waits again, in front.
 
+mod skip;
+
 use std::collections::VecDeque;
 
 use keyway_wire::block_hash::BlockHash;
@@ -72,6 +74,12 @@ pub struct Token {
 pub trait Listener {
     /// A token came out.
     fn token(&mut self, token: Token);
+
+    /// Whether it is to be told of each token; otherwise of each request's first and last one, and maybe of
+    /// others.
+    fn hears_all(&self) -> bool {
+        true
+    }
 }
 
 /// What was counted since the start.
@@ -242,7 +250,11 @@ impl Engine {
 
     /// Does all that ends until `now`, and included.
     pub fn advance(&mut self, now: Nanos, listener: &mut impl Listener) {
+        let skips = !listener.hears_all();
         while let Some(at) = self.step_ends.filter(|&at| at <= now) {
+            if skips && self.skip_steps(at, now) {
+                continue;
+            }
             self.finish_step(at, listener);
             self.schedule(at);
         }
@@ -431,15 +443,17 @@ impl Engine {
         // The last token is computed always, for its logits.
         let reusable = ((known - 1) / block_tokens) as usize;
         let chain = &request.chain[..reusable.min(request.chain.len())];
-        let hits = self.pool.cached(chain);
+        self.pool.find_cached(chain, &mut request.blocks);
+        let hits = request.blocks.len();
         let cached = hits as u32 * block_tokens;
         let computed = cached.max(request.fetched_tokens);
         let tokens = (known - computed).min(*budget);
         let blocks = (computed + tokens).div_ceil(block_tokens);
-        if blocks - hits as u32 + self.pool.released_among(&chain[..hits]) > self.pool.available() {
+        if blocks - hits as u32 + self.pool.released_among(&request.blocks) > self.pool.available() {
+            request.blocks.clear();
             return false;
         }
-        self.pool.claim(&chain[..hits], &mut request.blocks);
+        self.pool.claim(&request.blocks);
         for _ in hits as u32..blocks {
             request.blocks.extend(take(&mut self.pool, &mut self.totals.evicted_blocks, &mut self.changes));
         }

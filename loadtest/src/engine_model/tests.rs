@@ -44,6 +44,22 @@ impl Listener for Seen {
     }
 }
 
+/// Hears of first and last tokens, at least.
+#[derive(Default)]
+struct SeenEnds(Vec<Token>);
+
+impl Listener for SeenEnds {
+    fn token(&mut self, token: Token) {
+        if token.number == 1 || token.last {
+            self.0.push(token);
+        }
+    }
+
+    fn hears_all(&self) -> bool {
+        false
+    }
+}
+
 impl Seen {
     fn of(&self, id: RequestId) -> Vec<Token> {
         self.0.iter().copied().filter(|token| token.request == id).collect()
@@ -114,6 +130,39 @@ proptest! {
         }
         prop_assert_eq!((engine.running(), engine.waiting()), (0, 0));
         prop_assert_eq!(engine.pool().available(), blocks);
+    }
+
+    /// Who hears of first and last tokens alone hears of them as one does who hears of all, whenever it looks.
+    #[test]
+    fn steps_that_are_skipped_change_nothing(
+        requests in prop::collection::vec(
+            (prop::collection::vec(0u64..4, 0..5), 1u32..20, 1u32..90, 0u64..300_000, prop::bool::weighted(0.1)), 1..30),
+        blocks in 8u32..60,
+        budget in prop_oneof![Just(3u32), Just(64)],
+    ) {
+        let (mut all, mut ends) = (Seen::default(), SeenEnds::default());
+        let mut engines = [(); 2].map(|()| Engine::new(profile(blocks, budget)).recording());
+        let mut now = 0;
+        for (ids, tail, output, gap, leaves) in requests {
+            now += gap;
+            engines[0].advance(now, &mut all);
+            engines[1].advance(now, &mut ends);
+            let taken = engines.each_mut().map(|engine| engine.submit(now, prompt(&ids, tail, output)).ok());
+            prop_assert_eq!(taken[0], taken[1]);
+            now += gap / 2;
+            engines[0].advance(now, &mut all);
+            engines[1].advance(now, &mut ends);
+            if let (true, Some(id)) = (leaves, taken[0]) {
+                prop_assert_eq!(engines[0].cancel(id), engines[1].cancel(id));
+            }
+            prop_assert_eq!(engines[0].next_event_at(), engines[1].next_event_at());
+        }
+        engines[0].advance(Nanos::MAX, &mut all);
+        engines[1].advance(Nanos::MAX, &mut ends);
+        all.0.retain(|token| token.number == 1 || token.last);
+        prop_assert_eq!(all.0, ends.0);
+        prop_assert_eq!(engines[0].totals(), engines[1].totals());
+        prop_assert_eq!(engines[0].take_changes(), engines[1].take_changes());
     }
 
     /// Looking only when the engine says that it may matter shows every first and last token in time.

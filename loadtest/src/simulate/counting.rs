@@ -123,6 +123,10 @@ impl Counting<'_, '_> {
 }
 
 impl Listener for Counting<'_, '_> {
+    fn hears_all(&self) -> bool {
+        self.itl
+    }
+
     fn token(&mut self, token: Token) {
         if self.itl {
             let flight = &mut self.flights[token.request.slot as usize];
