@@ -90,6 +90,22 @@ pub(crate) fn first_by_rendezvous(
     first.map(|first| first.index)
 }
 
+/// [`first_by_rendezvous`] where all weights are equal; each draws by its [`rendezvous::spread`].
+pub(crate) fn first_of_equal_weights(
+    among: impl Iterator<Item = usize>,
+    key: u64,
+    spread: impl Fn(usize) -> u64,
+) -> Option<usize> {
+    let mut first: Option<(f64, usize)> = None;
+    for i in among {
+        let drawn = rendezvous::draw_for(key, spread(i));
+        if first.is_none_or(|(most, _)| drawn > most) {
+            first = Some((drawn, i));
+        }
+    }
+    first.map(|(_, index)| index)
+}
+
 fn chwbl_key(request: &RequestView<'_>) -> Option<BlockHash> {
     let blocks = (CHWBL_KEY_TOKENS / request.block_tokens.max(1.0)).ceil() as usize;
     request.chain.get(blocks.saturating_sub(1)).or(request.chain.last()).copied()

@@ -44,7 +44,8 @@ use keyway_wire::block_hash::BlockHash;
 use crate::candidate::{Candidate, RequestView};
 
 pub use self::ancestry::CHAIN_BLOCKS_MAX;
-pub(crate) use self::heat::{Hottest, MatchLengths};
+pub(crate) use self::heat::Hottest;
+pub use self::heat::MatchLengths;
 pub use self::matching::Lengths;
 pub use self::owners::Owner;
 pub use self::placement::Placement;
@@ -321,7 +322,18 @@ impl PrefixIndex {
         candidates: &[Candidate],
         uncached_tokens: u64,
     ) {
-        self.heat.used(now, request, candidates, uncached_tokens);
+        self.used_among(now, request, &MatchLengths::of(candidates), uncached_tokens);
+    }
+
+    /// [`PrefixIndex::used`], by the lengths of the candidates' matches.
+    pub fn used_among(
+        &mut self,
+        now: Duration,
+        request: &RequestView<'_>,
+        lengths: &MatchLengths,
+        uncached_tokens: u64,
+    ) {
+        self.heat.used(now, request, lengths, uncached_tokens);
     }
 
     /// The hottest prefix that the request shares with some of `all` candidates, of which `share` of the

@@ -9,7 +9,8 @@
 //!    [`others`]: what others send there, [`told`]: what they have placed there.
 //! 4. [`cost`]: the predicted price of sending a request to a worker.
 //! 5. [`mod@pick`]: the choice, with its reason; [`policy`] lists what may be asked for; [`mod@route`] is one
-//!    step of it all, as gateway and simulator take it.
+//!    step of it all, as gateway and simulator take it, and [`mod@shortlist`] the same one among so many
+//!    workers that a price for each takes too long.
 //! 6. [`mod@legs`]: whether one worker computes a prompt and another answers; [`mod@transfers`]: what moving
 //!    its KV takes; [`mod@peers`]: what a worker could fetch of a prompt from another.
 //!
@@ -54,6 +55,7 @@ pub mod refusals;
 pub mod retry_budget;
 pub mod route;
 pub mod sessions;
+pub mod shortlist;
 pub mod slots;
 pub mod slow_start;
 pub mod token_chain;
@@ -90,7 +92,8 @@ pub use policy::{Policy, Reason, UnknownPolicy};
 pub use rate::{PrefillRate, Rates};
 pub use rate_limit::{RateLimit, Standing};
 pub use retry_budget::RetryBudget;
-pub use route::{PromptViews, consider, consider_peers, fill_matches, may_wait, quote};
+pub use route::{PromptViews, consider, consider_peers, fill_matches, may_wait, quote, quote_one};
+pub use shortlist::Shortlist;
 pub use slots::{Slots, SlotsAnswer, SlotsQuestion};
 pub use token_chain::TokenSpace;
 pub use transfers::{Transfer, Transfers};

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::fading::FadingSum;
 use crate::others::{Counted, EngineLoad, Others, OwnLoad, Shares};
-use crate::pace::{Pace, PaceSnapshot, Waiting};
+use crate::pace::{Pace, PaceBasis, PaceSnapshot, Waiting};
 use crate::ttft::Before;
 
 /// Shared state of one worker.
@@ -165,6 +165,12 @@ impl Load {
             counted: others.counted,
             shares: Shares::default(),
         }
+    }
+
+    /// Requests there, and what their pace goes by; `None` where others were heard of, whose part fades.
+    pub(crate) fn basis(&self) -> Option<(u64, PaceBasis)> {
+        let known = self.known();
+        (!known.others.is_heard()).then(|| (self.requests.load(Relaxed), known.pace.basis()))
     }
 
     /// What this gateway has there now, to be held against what the engine says.

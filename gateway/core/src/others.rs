@@ -225,6 +225,11 @@ impl Others {
         }
     }
 
+    /// Whether others were ever heard of.
+    pub(crate) fn is_heard(&self) -> bool {
+        self.is_heard
+    }
+
     /// Requests that no gateway has said it sent, as far as the engine's gauges tell.
     pub fn beyond(&self, now: Duration) -> f64 {
         self.rest_requests * left(self.rest_seen, now)

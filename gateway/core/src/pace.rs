@@ -8,13 +8,13 @@ use std::time::Duration;
 use crate::others::OthersNow;
 
 /// Time constant of what is learned: about the last four minutes count.
-const MEMORY_S: f64 = 120.0;
+pub(crate) const MEMORY_S: f64 = 120.0;
 /// Before its first request a worker is taken to have been idle for so long: one request is no rate.
-const IDLE_BEFORE_S: f64 = 10.0;
+pub(crate) const IDLE_BEFORE_S: f64 = 10.0;
 /// Weight of the newest request in the mean of their tokens.
 const MEAN_GAIN: f64 = 0.05;
 /// The busy share counts up to here: beyond it the price of a busy worker would have no bound.
-const MAX_BUSY_SHARE: f64 = 0.95;
+pub(crate) const MAX_BUSY_SHARE: f64 = 0.95;
 
 /// What is known of one worker's prefill.
 #[derive(Debug, Clone, Default)]
@@ -60,6 +60,21 @@ pub struct PaceSnapshot {
     pub arrivals_per_ms: f64,
     /// Share of time in which prompts waited lately, at most 0.95.
     pub busy_share: f64,
+}
+
+/// What a pace is at any moment until something happens there.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct PaceBasis {
+    /// Tokens that wait, and those of them that time alone can take to be computed.
+    pub(crate) waiting_tokens: f64,
+    pub(crate) passing_tokens: f64,
+    pub(crate) head_since: Duration,
+    /// When the first request came, and when what follows was so.
+    pub(crate) began: Option<Duration>,
+    pub(crate) updated: Duration,
+    pub(crate) arrivals: f64,
+    pub(crate) busy: f64,
+    pub(crate) is_busy: bool,
 }
 
 impl Pace {
@@ -114,6 +129,20 @@ impl Pace {
             backlog_ms: self.tokens_left(now, tokens_per_ms) / tokens_per_ms,
             arrivals_per_ms: self.arrivals * decay / seen / 1e3,
             busy_share: (busy / seen).min(MAX_BUSY_SHARE),
+        }
+    }
+
+    /// What [`Pace::snapshot`] is worked out from.
+    pub(crate) fn basis(&self) -> PaceBasis {
+        PaceBasis {
+            waiting_tokens: self.waiting_tokens as f64,
+            passing_tokens: self.tokens_to_first_seen(f64::INFINITY),
+            head_since: self.head_since,
+            began: self.began,
+            updated: self.updated,
+            arrivals: self.arrivals,
+            busy: self.busy,
+            is_busy: !self.waiting.is_empty(),
         }
     }
 

@@ -115,7 +115,17 @@ fn picked(
     (index, reason): (usize, Reason),
     cost: Cost,
 ) -> Pick {
-    let matched_tokens = request.matched_tokens(candidates[index].held_blocks());
+    picked_one(request, &candidates[index], (index, reason), cost)
+}
+
+/// [`picked`], of the chosen one alone.
+pub(crate) fn picked_one(
+    request: &RequestView<'_>,
+    chosen: &Candidate,
+    (index, reason): (usize, Reason),
+    cost: Cost,
+) -> Pick {
+    let matched_tokens = request.matched_tokens(chosen.held_blocks());
     let uncached_tokens = request.prompt_tokens - matched_tokens;
     Pick { index, reason, matched_tokens, uncached_tokens, cost }
 }
@@ -194,33 +204,63 @@ fn by_cost(
 ) -> (usize, Reason) {
     let Prices { ms, cheapest, least_ms, longest } = prices;
     let queue = model.queue(&candidates[cheapest]);
-    // Whole tokens, which is as much or a little more: two that are a block apart are equal, however their
-    // costs were rounded.
-    let block_ms = request.block_tokens.ceil() * queue.ms_per_token;
-    let limit = model.equal_to(least_ms, block_ms);
-    let of_blocks = || request.chain.get(longest as usize).or(request.chain.last()).map(|hash| hash.0);
-    let key = request.session.or_else(of_blocks).unwrap_or(turn.random);
+    let rules = CostRules { model, request, queue, longest };
+    let limit = rules.limit_ms(least_ms);
     // A copy is made where it is cheapest, and not because it is about as cheap as none.
     let equal = |i: usize| ms[i] <= limit && (i == cheapest || candidates[i].reuse.tokens <= 0.0);
     let equals = (0..candidates.len()).filter(|&i| equal(i));
-    let index = balance::first_by_rendezvous(candidates, equals, key).unwrap_or(cheapest);
+    let index = balance::first_by_rendezvous(candidates, equals, rules.key(turn)).unwrap_or(cheapest);
+    (index, rules.reason(candidates[index].held_blocks()))
+}
 
-    // Would the saving of the longest prefix count, were all else equal?
-    let counts = |saved: u64, rest: u64| {
-        let idle = Queue { wait_ms: 0.0, ..queue };
-        let cost = |uncached: u64| model.cost(&idle, uncached as f64).total_ms();
-        cost(saved + rest) > model.equal_to(cost(rest), block_ms)
-    };
-    let best = request.matched_tokens(longest);
-    let own = request.matched_tokens(candidates[index].held_blocks());
-    let reason = if !counts(best, request.prompt_tokens - best) {
-        if request.session.is_some() { Reason::Session } else { Reason::New }
-    } else if counts(best - own, request.prompt_tokens - best) {
-        Reason::Spread
-    } else {
-        Reason::Prefix
-    };
-    (index, reason)
+/// What [`by_cost`] decides by, once it is known who is cheapest.
+pub(crate) struct CostRules<'a> {
+    pub(crate) model: &'a CostModel,
+    pub(crate) request: &'a RequestView<'a>,
+    /// The queue at the cheapest.
+    pub(crate) queue: Queue,
+    /// Blocks that the one who holds the most of the prompt holds.
+    pub(crate) longest: u32,
+}
+
+impl CostRules<'_> {
+    fn block_ms(&self) -> f64 {
+        // Whole tokens, which is as much or a little more: two that are a block apart are equal, however
+        // their costs were rounded.
+        self.request.block_tokens.ceil() * self.queue.ms_per_token
+    }
+
+    /// The greatest cost that counts as equal to the least.
+    pub(crate) fn limit_ms(&self, least_ms: f64) -> f64 {
+        self.model.equal_to(least_ms, self.block_ms())
+    }
+
+    /// By what equals are drawn.
+    pub(crate) fn key(&self, turn: &Turn) -> u64 {
+        let chain = self.request.chain;
+        let of_blocks = || chain.get(self.longest as usize).or(chain.last()).map(|hash| hash.0);
+        self.request.session.or_else(of_blocks).unwrap_or(turn.random)
+    }
+
+    /// Why one was chosen that holds so many blocks.
+    pub(crate) fn reason(&self, held_blocks: u32) -> Reason {
+        let Self { model, request, queue, longest } = self;
+        // Would the saving of the longest prefix count, were all else equal?
+        let counts = |saved: u64, rest: u64| {
+            let idle = Queue { wait_ms: 0.0, ..*queue };
+            let cost = |uncached: u64| model.cost(&idle, uncached as f64).total_ms();
+            cost(saved + rest) > model.equal_to(cost(rest), self.block_ms())
+        };
+        let best = request.matched_tokens(*longest);
+        let own = request.matched_tokens(held_blocks);
+        if !counts(best, request.prompt_tokens - best) {
+            if request.session.is_some() { Reason::Session } else { Reason::New }
+        } else if counts(best - own, request.prompt_tokens - best) {
+            Reason::Spread
+        } else {
+            Reason::Prefix
+        }
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,17 @@ use crate::index::WorkerId;
 
 /// What `key` draws for `worker`, uniform in (0, 1).
 pub(crate) fn draw(key: u64, worker: WorkerId) -> f64 {
-    let bits = mix(key ^ mix(u64::from(worker.0) + 1));
+    draw_for(key, spread(worker))
+}
+
+/// A worker's part in what keys draw for it.
+pub(crate) fn spread(worker: WorkerId) -> u64 {
+    mix(u64::from(worker.0) + 1)
+}
+
+/// [`draw`] for the worker with this [`spread`].
+pub(crate) fn draw_for(key: u64, spread: u64) -> f64 {
+    let bits = mix(key ^ spread);
     ((bits >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
 }
 

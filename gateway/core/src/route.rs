@@ -94,10 +94,20 @@ pub fn quote(
     candidates: &[Candidate],
     pick: &Pick,
 ) -> Quote {
-    let chosen = &candidates[pick.index];
+    quote_one(policy, holds, prompt_tokens, (&candidates[pick.index], candidates.len()), pick)
+}
+
+/// [`quote`] of the chosen one alone, of so many that were weighed.
+pub fn quote_one(
+    policy: Policy,
+    holds: bool,
+    prompt_tokens: u64,
+    (chosen, weighed): (&Candidate, usize),
+    pick: &Pick,
+) -> Quote {
     let backlog_ms =
         if may_wait(policy, holds, prompt_tokens) { chosen.load.pace.backlog_ms } else { f64::NEG_INFINITY };
-    Quote { worker: chosen.worker, backlog_ms, own_ms: pick.cost.own_ms, weighed: candidates.len() }
+    Quote { worker: chosen.worker, backlog_ms, own_ms: pick.cost.own_ms, weighed }
 }
 
 /// Says of each candidate how much of the request it holds, as [`consider`] does.

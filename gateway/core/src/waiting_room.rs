@@ -206,10 +206,20 @@ impl Ahead {
         self.waits.get(&worker).copied().unwrap_or(0.0)
     }
 
+    /// The workers that something waits for, and how much.
+    pub(crate) fn each(&self) -> impl Iterator<Item = (WorkerId, f64)> {
+        self.waits.iter().map(|(worker, ms)| (*worker, *ms))
+    }
+
     /// How much less than the room's horizon a worker's backlog has to be, because others are about who have
     /// had less.
     pub fn reserve_ms(&self) -> f64 {
         self.reserve_ms
+    }
+
+    #[cfg(test)]
+    pub(crate) fn with(waits: impl Iterator<Item = (WorkerId, f64)>) -> Self {
+        Self { waits: waits.collect(), reserve_ms: 0.0 }
     }
 
     fn add(&mut self, worker: WorkerId, ms: f64) {

@@ -90,6 +90,16 @@ pub(super) struct FleetSetup {
     pub(super) told: Option<Hearing>,
 }
 
+// === impl FleetSetup ===
+
+impl FleetSetup {
+    /// Whether a gateway goes by what it sends itself alone, and each request is computed where it is sent.
+    pub(super) fn knows_own_requests_alone(&self) -> bool {
+        let moves = self.legs.prefill > 0 || self.legs.pulls;
+        self.scrape_ns.is_none() && self.peers_ns.is_none() && !moves
+    }
+}
+
 /// Replays the workload in virtual time, until the last answer has ended.
 pub(super) fn replay(workload: &Workload, setup: &FleetSetup) -> Outcome {
     let mut run = Run::new(workload, setup);

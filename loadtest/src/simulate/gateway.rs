@@ -5,13 +5,16 @@
 use std::{ops::Range, time::Duration};
 
 use keyway_core::{
-    EngineLoad, Load, LoadSnapshot, OwnLoad, PrefixIndex, RoomRules, Transfers, WaitingRoom, WorkerId,
+    EngineLoad, Load, LoadSnapshot, OwnLoad, PrefixIndex, RoomRules, Shortlist, Transfers, WaitingRoom,
+    WorkerId,
     index::Placement,
     others::Shares,
     pace::Waiting,
-    pick::Candidate,
+    pick::{Candidate, RequestView, Turn},
     rate::{PrefillRate, Rates},
+    shortlist::Shortlisted,
     ttft::{Before, TtftFit},
+    waiting_room::Ahead,
     working_sets::{EndedTurn, WorkingSets},
 };
 use keyway_wire::block_hash::BlockHash;
@@ -32,6 +35,10 @@ pub(super) struct Gateway {
     /// What handovers between workers have taken.
     pub(super) transfers: Transfers,
     desks: Vec<Desk>,
+    /// Its choice by cost without a price for each worker, where it knows only what it sends itself.
+    shortlist: Option<Shortlist>,
+    /// Workers of which that has not noted yet what has changed.
+    unnoted: Vec<usize>,
     /// Each worker's prompt tokens per millisecond, as fitted lately.
     speeds: Vec<f64>,
     /// Choices made when they are looked at again.
@@ -52,6 +59,8 @@ struct Desk {
     context_tokens: u64,
     /// Whether a first or last token came since the router last looked.
     changed: bool,
+    /// Whether it is among those of which the shortlist has not noted what has changed.
+    is_unnoted: bool,
 }
 
 impl Gateway {
@@ -67,6 +76,7 @@ impl Gateway {
                 index.set_capacity(worker, Some(blocks as usize));
             }
         }
+        let worker_ids = (0..setup.workers as u32).map(WorkerId);
         Self {
             index,
             room: WaitingRoom::new(RoomRules::default()),
@@ -74,6 +84,8 @@ impl Gateway {
             sets: pauses::working_sets(setup),
             transfers: Transfers::default(),
             desks: (0..setup.workers).map(|_| Desk::default()).collect(),
+            shortlist: setup.knows_own_requests_alone().then(|| Shortlist::new(worker_ids)),
+            unnoted: Vec::new(),
             speeds: Vec::new(),
             speeds_until: 0,
             shares: Shares::default(),
@@ -81,15 +93,28 @@ impl Gateway {
         }
     }
 
+    /// Looks at the workers' fitted speeds again, once in a while.
+    pub(super) fn look_at_speeds(&mut self) {
+        if self.counter < self.speeds_until {
+            return;
+        }
+        self.speeds_until = self.counter + SPEEDS_EVERY;
+        let fits: Vec<_> = self.desks.iter().map(|desk| desk.rate.tokens_per_second()).collect();
+        let rates = Rates::of(fits.iter().copied(), fits.iter().copied());
+        let speed = |fit: &Option<f64>| rates.tokens_per_ms(rates.relative_speed(*fit));
+        self.speeds = fits.iter().map(speed).collect();
+        for worker in 0..self.desks.len() {
+            self.unnote(worker);
+        }
+    }
+
+    /// Prompt tokens that a worker computes in a millisecond, as fitted lately.
+    pub(super) fn tokens_per_ms(&self, worker: usize) -> f64 {
+        self.speeds[worker]
+    }
+
     /// The workers, without what they hold.
     pub(super) fn candidates(&mut self, at: Nanos) -> Vec<Candidate> {
-        if self.counter >= self.speeds_until {
-            self.speeds_until = self.counter + SPEEDS_EVERY;
-            let fits: Vec<_> = self.desks.iter().map(|desk| desk.rate.tokens_per_second()).collect();
-            let rates = Rates::of(fits.iter().copied(), fits.iter().copied());
-            let speed = |fit: &Option<f64>| rates.tokens_per_ms(rates.relative_speed(*fit));
-            self.speeds = fits.iter().map(speed).collect();
-        }
         let now = Duration::from_nanos(at);
         let of = |((worker, desk), &tokens_per_ms): ((u32, &Desk), &f64)| {
             let load = desk.load.snapshot(now, tokens_per_ms);
@@ -101,6 +126,53 @@ impl Gateway {
             candidate.load = candidate.load.among(self.shares);
         }
         candidates
+    }
+
+    /// Whether some worker's backlog, with what waits `ahead`, is surely no more than this.
+    pub(super) fn is_open(&mut self, at: Nanos, backlog_ms: f64, ahead: &Ahead) -> bool {
+        self.note_all();
+        let shortlist = self.shortlist.as_mut();
+        shortlist.is_some_and(|shortlist| shortlist.is_open(Duration::from_nanos(at), backlog_ms, ahead))
+    }
+
+    /// The choice by cost, where it needs no price for each worker.
+    pub(super) fn shortlisted(
+        &mut self,
+        at: Nanos,
+        view: &RequestView<'_>,
+        ahead: &Ahead,
+        turn: &Turn,
+    ) -> Option<Shortlisted> {
+        self.note_all();
+        let now = Duration::from_nanos(at);
+        let (desks, speeds) = (&self.desks, &self.speeds);
+        let candidate = |worker: usize| {
+            let load = desks[worker].load.snapshot(now, speeds[worker]);
+            Candidate::new(WorkerId(worker as u32), load, speeds[worker], 1.0)
+        };
+        self.shortlist.as_mut()?.consider(view, ahead, (now, turn), &self.index, candidate)
+    }
+
+    /// Lets the shortlist know of a worker before it is asked again.
+    fn unnote(&mut self, worker: usize) {
+        if self.shortlist.is_some() && !std::mem::replace(&mut self.desks[worker].is_unnoted, true) {
+            self.unnoted.push(worker);
+        }
+    }
+
+    fn note_all(&mut self) {
+        let Some(shortlist) = &mut self.shortlist else { return };
+        for worker in self.unnoted.drain(..) {
+            let desk = &mut self.desks[worker];
+            desk.is_unnoted = false;
+            shortlist.note(worker, &desk.load, self.speeds[worker]);
+        }
+    }
+
+    /// What is known of a worker, to be changed.
+    fn desk(&mut self, worker: usize) -> &mut Desk {
+        self.unnote(worker);
+        &mut self.desks[worker]
     }
 
     /// Prompt tokens under way at each worker.
@@ -115,7 +187,7 @@ impl Gateway {
 
     /// A request was sent; with what it waits for, and what it finds there.
     pub(super) fn sent(&mut self, worker: usize, at: Nanos, prompt: u64, uncached: u64) -> (Waiting, Before) {
-        let (desk, now) = (&mut self.desks[worker], Duration::from_nanos(at));
+        let (desk, now) = (self.desk(worker), Duration::from_nanos(at));
         desk.context_tokens += prompt;
         let before = desk.load.before(now, desk.rate.tokens_per_second(), uncached);
         (desk.load.start(now, uncached, true), before)
@@ -123,7 +195,7 @@ impl Gateway {
 
     /// A request will be answered by a worker whose prompt another one computes.
     pub(super) fn sent_handed(&mut self, worker: usize, at: Nanos, prompt: u64) {
-        let desk = &mut self.desks[worker];
+        let desk = self.desk(worker);
         desk.context_tokens += prompt;
         desk.load.start_elsewhere(Duration::from_nanos(at));
     }
@@ -131,7 +203,7 @@ impl Gateway {
     /// A worker has refused a request that counted at it.
     pub(super) fn gave_up(&mut self, worker: usize, at: Nanos, waiting: Option<&Waiting>, prompt: u64) {
         if let Some(waiting) = waiting {
-            self.desks[worker].load.cancelled(Duration::from_nanos(at), waiting);
+            self.desk(worker).load.cancelled(Duration::from_nanos(at), waiting);
         }
         self.ended(worker, prompt, None);
     }
@@ -171,7 +243,7 @@ impl Gateway {
         waiting: &Waiting,
         speed: Option<(Before, Duration)>,
     ) -> Option<f64> {
-        let desk = &mut self.desks[worker];
+        let desk = self.desk(worker);
         desk.load.first_token(Duration::from_nanos(at), waiting);
         desk.changed = true;
         let (before, took) = speed?;
@@ -181,7 +253,7 @@ impl Gateway {
 
     /// An answer has ended.
     pub(super) fn ended(&mut self, worker: usize, prompt: u64, placement: Option<Placement>) {
-        let desk = &mut self.desks[worker];
+        let desk = self.desk(worker);
         desk.load.end();
         desk.context_tokens -= prompt;
         desk.changed = true;

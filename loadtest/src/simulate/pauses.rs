@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use keyway_core::{
-    Policy,
+    Policy, WorkerId,
     waiting_room::{Ahead, WorkerChooser as _},
     working_sets::{HeldTurn, Home, KnownBy, Left, NextTurn, SetRules, WorkingSets},
 };
@@ -67,19 +67,20 @@ impl Clerk<'_, '_> {
 
     fn home(&self, index: usize) -> Home {
         let setup = self.run.setup;
-        let candidate = &self.candidate_set.candidates()[index];
+        let worker = setup.legs.prefill + index;
         let knows = setup.index_knows_capacity || setup.events;
         Home {
-            worker: candidate.worker,
+            worker: WorkerId(worker as u32),
             capacity: knows.then(|| setup.profile.kv_tokens() as f64),
-            tokens_per_s: candidate.tokens_per_ms * 1e3,
+            tokens_per_s: self.run.gateways[self.gateway].tokens_per_ms(worker) * 1e3,
         }
     }
 
     /// What the workers have left for sessions, where pauses pay for one as the request's.
     fn room_left(&mut self, arrival: &Arrival) -> Option<Left> {
         let known_by = arrival.in_session.turn.as_ref()?.known_by();
-        let homes: Vec<_> = (0..self.candidate_set.candidates().len()).map(|i| self.home(i)).collect();
+        let answering = self.run.setup.workers - self.run.setup.legs.prefill;
+        let homes: Vec<_> = (0..answering).map(|i| self.home(i)).collect();
         let (now, others_wait, mut left) = (self.now(), self.others_wait, self.left);
         let look = |sets: &mut WorkingSets| sets.left(now, homes.into_iter(), others_wait);
         let pays = self.sets()?.left_where_it_pays(known_by, &mut left, look);

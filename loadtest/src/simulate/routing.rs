@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use keyway_core::{
     PromptViews, RoomRules, Splitting, Ways, WorkerId, consider, consider_peers,
+    index::MatchLengths,
     legs::{pick_answering, with_stall},
     may_wait,
     pick::{Candidate, Pick, Policy, RequestView, Turn},
-    quote,
+    quote, quote_one,
+    shortlist::Shortlisted,
     waiting_room::{Ahead, CandidateSet, Quote, WorkerChooser},
     working_sets::{HeldTurn, Left, NextTurn},
 };
@@ -50,8 +52,8 @@ pub(super) struct Plan {
     /// The worker that it fetches a prefix from.
     pulls: Option<WorkerId>,
     pub(super) uncached_tokens: u64,
-    /// The workers as they were weighed, where the gateway's own policies choose.
-    candidates: Vec<Candidate>,
+    /// How much of it the workers hold, where the gateway's own policies choose.
+    lengths: MatchLengths,
 }
 
 /// The waiting room's desk.
@@ -61,12 +63,36 @@ pub(super) struct Clerk<'r, 'a> {
     pub(super) at: Nanos,
     /// Whether requests waited before.
     pub(super) others_wait: bool,
-    /// The workers that answer, at this moment.
-    pub(super) candidate_set: CandidateSet,
-    /// Those that compute prompts alone.
-    prefill_set: CandidateSet,
+    /// The workers at this moment. Where what happens at one worker says nothing of the others they are
+    /// written down when they are asked for, which is mostly never: the gateway's shortlist knows the choice.
+    sets: Option<Sets>,
     /// What they have left for sessions; not looked at yet, or not since a turn began.
     pub(super) left: Option<Left>,
+}
+
+/// The workers by what they do.
+struct Sets {
+    /// Those that answer.
+    answering: CandidateSet,
+    /// Those that compute prompts alone.
+    prefill: CandidateSet,
+}
+
+impl Sets {
+    fn of(run: &mut Run<'_>, gateway: usize, at: Nanos) -> Self {
+        let mut prefill = run.gateways[gateway].candidates(at);
+        let mut answering = prefill.split_off(run.setup.legs.prefill);
+        for one in &mut answering {
+            one.exchanges = run.setup.legs.pulls;
+        }
+        let set = |candidates| CandidateSet::new(candidates, RoomRules::default().horizon_ms);
+        Self { answering: set(answering), prefill: set(prefill) }
+    }
+
+    /// Those that the request, or its prompt, may go to.
+    fn for_request(&mut self, arrival: &Arrival) -> &mut CandidateSet {
+        if arrival.answering.is_some() { &mut self.prefill } else { &mut self.answering }
+    }
 }
 
 impl Arrival {
@@ -134,14 +160,9 @@ impl<'r, 'a> Clerk<'r, 'a> {
     /// Of a gateway; `others_wait`: whether requests waited there before.
     pub(super) fn new(run: &'r mut Run<'a>, gateway: usize, at: Nanos, others_wait: bool) -> Self {
         run.gateways[gateway].index.settle();
-        let mut prefill = run.gateways[gateway].candidates(at);
-        let mut answering = prefill.split_off(run.setup.legs.prefill);
-        for one in &mut answering {
-            one.exchanges = run.setup.legs.pulls;
-        }
-        let set = |candidates| CandidateSet::new(candidates, RoomRules::default().horizon_ms);
-        let (candidate_set, prefill_set) = (set(answering), set(prefill));
-        Self { run, gateway, at, others_wait, candidate_set, prefill_set, left: None }
+        run.gateways[gateway].look_at_speeds();
+        let sets = (!run.setup.knows_own_requests_alone()).then(|| Sets::of(run, gateway, at));
+        Self { run, gateway, at, others_wait, sets, left: None }
     }
 
     /// Its own prefill where it is least, in milliseconds.
@@ -149,9 +170,31 @@ impl<'r, 'a> Clerk<'r, 'a> {
         self.quote(arrival, &Ahead::default()).map(|(quote, _)| quote.own_ms)
     }
 
-    /// Those that the request, or its prompt, may go to.
-    fn set_for(&self, arrival: &Arrival) -> &CandidateSet {
-        if arrival.answering.is_some() { &self.prefill_set } else { &self.candidate_set }
+    fn all_workers(&mut self) -> &mut Sets {
+        self.sets.get_or_insert_with(|| Sets::of(self.run, self.gateway, self.at))
+    }
+
+    /// The quote where the shortlist knows the choice.
+    fn shortlisted(&mut self, arrival: &Arrival, ahead: &Ahead, turn: &Turn) -> Option<(Quote, Plan)> {
+        let FleetSetup { policy: Contender::Ours(policy @ Policy::Prefix), hold, workers, .. } =
+            *self.run.setup
+        else {
+            return None;
+        };
+        let (view, gateway) = (arrival.view(self.run.setup), &mut self.run.gateways[self.gateway]);
+        let Shortlisted { pick, chosen, lengths } = gateway.shortlisted(self.at, &view, ahead, turn)?;
+        let quote = quote_one(policy, hold, arrival.prompt_tokens, (&chosen, workers), &pick);
+        let Pick { index, uncached_tokens, .. } = pick;
+        Some((quote, Plan { index, splits: false, pulls: None, uncached_tokens, lengths }))
+    }
+
+    /// The turn of one more choice.
+    fn next_turn(&mut self) -> Turn {
+        self.run.random = splitmix(self.run.random);
+        let gateway = &mut self.run.gateways[self.gateway];
+        let turn = Turn { counter: gateway.counter, random: self.run.random };
+        gateway.counter += 1;
+        turn
     }
 
     /// Whether another worker than the one that answers may compute the prompt.
@@ -165,12 +208,12 @@ impl<'r, 'a> Clerk<'r, 'a> {
         &self,
         view: &RequestView<'_>,
         (here, candidates): (&Pick, &[Candidate]),
+        mut prefill: Vec<Candidate>,
         (ahead, turn): (&Ahead, &Turn),
         policy: Policy,
     ) -> Option<Pick> {
         let (gateway, legs) = (&self.run.gateways[self.gateway], self.run.setup.legs);
         let (now, index) = (Duration::from_nanos(self.at), &gateway.index);
-        let mut prefill = self.prefill_set.candidates().to_vec();
         let (view, seen) = ([*view], (now, turn));
         let first = consider(policy, &PromptViews::of(&view, &[]), &mut prefill, ahead, seen, index)?;
         let from = prefill[first.index];
@@ -196,24 +239,38 @@ impl WorkerChooser<Arrival> for Clerk<'_, '_> {
             FleetSetup { policy: Contender::Ours(policy), hold, .. }
                 if may_wait(policy, hold, arrival.prompt_tokens) && !self.may_split(arrival) =>
             {
-                self.set_for(arrival).least_excess_ms(ahead)
+                // Who may begin need not know by how much.
+                let horizon_ms = RoomRules::default().horizon_ms - ahead.reserve_ms();
+                let gateway = &mut self.run.gateways[self.gateway];
+                if self.sets.is_none() && gateway.is_open(self.at, horizon_ms, ahead) {
+                    return 0.0;
+                }
+                self.all_workers().for_request(arrival).least_excess_ms(ahead)
             }
             _ => f64::NEG_INFINITY,
         }
     }
 
     fn is_open(&mut self, arrival: &Arrival, worker: WorkerId, ahead: &Ahead) -> bool {
-        self.set_for(arrival).is_open(worker, ahead)
+        if self.sets.is_some() {
+            return self.all_workers().for_request(arrival).is_open(worker, ahead);
+        }
+        let horizon_ms = RoomRules::default().horizon_ms;
+        let load = self.run.gateways[self.gateway].load(worker.0 as usize, self.at);
+        let backlog_ms = load.pace.backlog_ms;
+        backlog_ms <= horizon_ms && backlog_ms + ahead.of(worker) <= horizon_ms - ahead.reserve_ms()
     }
 
     fn quote(&mut self, arrival: &Arrival, ahead: &Ahead) -> Option<(Quote, Plan)> {
         let crowds = if arrival.answering.is_some() { None } else { self.crowds(arrival) };
-        let mut candidates = self.set_for(arrival).candidates().to_vec();
+        let turn = self.next_turn();
+        if let (None, Some(found)) = (crowds, self.shortlisted(arrival, ahead, &turn)) {
+            return Some(found);
+        }
+        let mut candidates = self.all_workers().for_request(arrival).candidates().to_vec();
+        let prefill = self.may_split(arrival).then(|| self.all_workers().prefill.candidates().to_vec());
         let run = &mut *self.run;
-        run.random = splitmix(run.random);
         let gateway = &mut run.gateways[self.gateway];
-        let turn = Turn { counter: gateway.counter, random: run.random };
-        gateway.counter += 1;
         let view = arrival.view(run.setup);
         let FleetSetup { policy: contender, hold, legs, .. } = *run.setup;
         let Contender::Ours(policy) = contender else {
@@ -223,7 +280,8 @@ impl WorkerChooser<Arrival> for Clerk<'_, '_> {
             let quote =
                 Quote { worker, backlog_ms: f64::NEG_INFINITY, own_ms: 0.0, weighed: candidates.len() };
             let uncached_tokens = view.prompt_tokens - view.matched_tokens(matched_blocks);
-            let plan = Plan { index, uncached_tokens, candidates: Vec::new(), splits: false, pulls: None };
+            let lengths = MatchLengths::default();
+            let plan = Plan { index, uncached_tokens, lengths, splits: false, pulls: None };
             return Some((quote, plan));
         };
         if let (Some(next), Some(sets)) = (crowds, &gateway.sets) {
@@ -233,27 +291,25 @@ impl WorkerChooser<Arrival> for Clerk<'_, '_> {
         let (seen, transfer) =
             (PromptViews::of(&views, &[]), |_: &_, _: &_| legs.pulls.then_some(legs.transfer));
         let pick = consider_peers(policy, &seen, &mut candidates, ahead, step, (&gateway.index, transfer))?;
-        let split = if self.may_split(arrival) {
-            self.split(&view, (&pick, &candidates), (ahead, &turn), policy)
-        } else {
-            None
-        };
+        let split = prefill
+            .and_then(|prefill| self.split(&views[0], (&pick, &candidates), prefill, (ahead, &turn), policy));
         let (splits, pick) = (split.is_some(), split.unwrap_or(pick));
         let quote = quote(policy, hold && !splits, arrival.prompt_tokens, &candidates, &pick);
         let chosen = &candidates[pick.index];
         let pulls = chosen.peer();
         let Pick { index, uncached_tokens, .. } = pick;
-        Some((quote, Plan { index, splits, pulls, uncached_tokens, candidates }))
+        let lengths = MatchLengths::of(&candidates);
+        Some((quote, Plan { index, splits, pulls, uncached_tokens, lengths }))
     }
 
     fn begin(&mut self, mut arrival: Arrival, plan: Option<Plan>) {
         // There is at least one worker, so there is a plan.
-        let Some(Plan { index, splits, pulls, uncached_tokens, candidates }) = plan else { return };
+        let Some(Plan { index, splits, pulls, uncached_tokens, lengths }) = plan else { return };
         let is_first_leg = arrival.answering.is_some();
         let worker = index + if is_first_leg { 0 } else { self.run.setup.legs.prefill };
         let view = arrival.view(self.run.setup);
         let gateway = &mut self.run.gateways[self.gateway];
-        gateway.index.used(Duration::from_nanos(self.at), &view, &candidates, uncached_tokens);
+        gateway.index.used_among(Duration::from_nanos(self.at), &view, &lengths, uncached_tokens);
         // What another worker computes is placed once its KV comes.
         let placement = gateway.place(self.at, worker, if splits { &[] } else { view.chain });
         if !is_first_leg {
@@ -270,11 +326,10 @@ impl WorkerChooser<Arrival> for Clerk<'_, '_> {
             self.run.send(self.at, (self.gateway, worker), arrival, placement, uncached_tokens);
         }
         self.run.tell_at_once(self.gateway, worker, self.at);
-        let load = self.run.gateways[self.gateway].load(worker, self.at);
-        if is_first_leg {
-            self.prefill_set.update(index, load);
-        } else {
-            self.candidate_set.update(index, load);
+        if let Some(sets) = &mut self.sets {
+            let load = self.run.gateways[self.gateway].load(worker, self.at);
+            let set = if is_first_leg { &mut sets.prefill } else { &mut sets.answering };
+            set.update(index, load);
         }
     }
 

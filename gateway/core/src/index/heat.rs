@@ -46,7 +46,7 @@ pub(super) struct Heat {
 
 /// The distinct lengths of the candidates' matches, from the longest, and how many hold so much and no more.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct MatchLengths {
+pub struct MatchLengths {
     of: [(u32, u32); MAX_LENGTHS],
     len: usize,
 }
@@ -79,13 +79,13 @@ impl Heat {
         &mut self,
         now: Duration,
         request: &RequestView<'_>,
-        candidates: &[Candidate],
+        lengths: &MatchLengths,
         uncached_tokens: u64,
     ) {
         if self.sets.is_empty() {
             return;
         }
-        for (blocks, _) in MatchLengths::of(candidates).with_holders() {
+        for (blocks, _) in lengths.with_holders() {
             let Some(block) = request.chain.get(blocks as usize - 1) else { continue };
             let entry = self.entry(*block, now);
             entry.fade(now);
@@ -173,16 +173,24 @@ impl Entry {
 impl Hottest {
     /// What a copy of it would be used for at this candidate.
     pub(crate) fn reuse(&self, request: &RequestView<'_>, candidate: &Candidate) -> Reuse {
-        if candidate.matched_blocks >= self.blocks {
-            return Reuse::default();
-        }
-        let tokens = self.tokens - request.cached_tokens(candidate.matched_blocks);
+        let Some(tokens) = self.lacked(request, candidate.matched_blocks) else { return Reuse::default() };
         Reuse { tokens, uses: self.contended / candidate.tokens_per_ms }
+    }
+
+    /// Tokens of it that a worker lacks which holds so many blocks; `None`: it lacks none.
+    pub(crate) fn lacked(&self, request: &RequestView<'_>, matched_blocks: u32) -> Option<f64> {
+        (matched_blocks < self.blocks).then(|| self.tokens - request.cached_tokens(matched_blocks))
+    }
+
+    /// Uses that a copy would be for, times the tokens that its worker computes in a millisecond.
+    pub(crate) fn contended(&self) -> f64 {
+        self.contended
     }
 }
 
 impl MatchLengths {
-    fn of(candidates: &[Candidate]) -> Self {
+    /// Those of these candidates.
+    pub fn of(candidates: &[Candidate]) -> Self {
         let mut found = Self::default();
         for candidate in candidates {
             found.add(candidate.matched_blocks);
@@ -192,16 +200,21 @@ impl MatchLengths {
 
     /// One more holder of so many blocks.
     pub(crate) fn add(&mut self, blocks: u32) {
-        if blocks == 0 {
+        self.add_holders(blocks, 1);
+    }
+
+    /// So many more holders of so many blocks.
+    pub(crate) fn add_holders(&mut self, blocks: u32, holders: u32) {
+        if blocks == 0 || holders == 0 {
             return;
         }
         let at = self.of[..self.len].iter().position(|(known, _)| *known <= blocks).unwrap_or(self.len);
         if at < self.len && self.of[at].0 == blocks {
-            self.of[at].1 += 1;
+            self.of[at].1 += holders;
         } else if at < MAX_LENGTHS {
             self.len = (self.len + 1).min(MAX_LENGTHS);
             self.of[at..self.len].rotate_right(1);
-            self.of[at] = (blocks, 1);
+            self.of[at] = (blocks, holders);
         }
     }
 

@@ -50,7 +50,7 @@ fn reuse(heat: &mut Heat, uses: impl IntoIterator<Item = f64>, now: f64, holders
     let chain = chain(1, 40);
     let mut all = workers(&[vec![30; holders], vec![0]].concat());
     for at in uses {
-        heat.used(s(at), &view(&chain), &all, 500);
+        heat.used(s(at), &view(&chain), &MatchLengths::of(&all), 500);
     }
     fill(heat, s(now), &view(&chain), &mut all);
     assert_eq!(all[0].reuse, Reuse::default(), "whoever holds it makes no copy");
@@ -79,7 +79,7 @@ fn one_of_four_gateways_sees_a_quarter_and_counts_all() {
         worker.load = worker.load.among(Shares { own: 0.25, gateways: 0.25 });
     }
     for at in (0..120).step_by(4) {
-        heat.used(s(f64::from(at)), &view(&chain), &all, 500);
+        heat.used(s(f64::from(at)), &view(&chain), &MatchLengths::of(&all), 500);
     }
     fill(&heat, s(120.0), &view(&chain), &mut all);
     assert!((33.0..38.0).contains(&all[1].reuse.uses), "{:?}", all[1].reuse);
@@ -100,7 +100,7 @@ fn what_everybody_holds_asks_for_no_copy() {
     let chain = chain(1, 40);
     let mut all = workers(&[30, 30, 40]);
     for at in 0..100 {
-        heat.used(s(f64::from(at)), &view(&chain), &all, 500);
+        heat.used(s(f64::from(at)), &view(&chain), &MatchLengths::of(&all), 500);
     }
     all[2].matched_blocks = 30;
     fill(&heat, s(100.0), &view(&chain), &mut all);
@@ -114,7 +114,7 @@ fn the_hot_one_of_many_stays_in_a_full_table() {
     for number in 0..100 {
         let _ = reuse(&mut heat, (0..5).map(|i| f64::from(number) + 0.1 * f64::from(i)), 0.0, 1);
         let other = chain(2 + u64::from(number as u32), 40);
-        heat.used(s(f64::from(number) + 0.7), &view(&other), &workers(&[20, 0]), 500);
+        heat.used(s(f64::from(number) + 0.7), &view(&other), &MatchLengths::of(&workers(&[20, 0])), 500);
     }
     assert!(reuse(&mut heat, [], 100.0, 1).uses > 50.0);
     assert_eq!(heat.bytes(), bytes);
