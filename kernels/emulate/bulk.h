@@ -8,13 +8,15 @@ constexpr bool HAS_BULK_COPIES = true;
 
 namespace emulate {
 
-inline Barrier& barrier_at(const uint64_t* address) {
-    auto found = block->memory_barriers.find(address);
-    if (found == block->memory_barriers.end()) fail("a barrier in shared memory that was not initialised");
+inline Barrier& barrier_at(Block& of, const uint64_t* address) {
+    auto found = of.memory_barriers.find(address);
+    if (found == of.memory_barriers.end()) fail("a barrier in shared memory that was not initialised");
     return found->second;
 }
+inline Barrier& barrier_at(const uint64_t* address) { return barrier_at(*block, address); }
 
 inline void end_phase(Barrier& barrier) {
+    if (barrier.left == 0 && barrier.bytes < 0) fail("more bytes come to a barrier than were announced to it");
     if (barrier.left > 0 || barrier.bytes != 0) return;
     ++barrier.phase;
     barrier.left = barrier.arrivals;
@@ -26,6 +28,42 @@ inline void arrive(Barrier& barrier, int64_t bytes) {
     --barrier.left;
     barrier.bytes += bytes;
     end_phase(barrier);
+}
+
+// A bulk copy may come at any time from now on: whatever product may still read there would see it.
+inline void begin_to_fill(const Block& to, const Range& range) {
+    for (const Warpgroup& group : to.warpgroups) {
+        auto reads = [&](const std::vector<Range>& ranges) {
+            for (const Range& read : ranges)
+                if (read.meets(range)) fail("a bulk copy into what a matrix product may still read");
+        };
+        reads(group.reads);
+        for (const auto& ranges : group.reads_committed) reads(ranges);
+    }
+}
+
+inline Range range_in(const Block& of, const void* shared, uint32_t bytes) {
+    const size_t begin = static_cast<const unsigned char*>(shared) - of.shared;
+    return {begin, begin + bytes};
+}
+
+inline void check_bulk_copy(const void* shared, const void* global, uint32_t bytes) {
+    if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(global) | bytes) % 16 != 0)
+        fail("bulk_copy: not aligned to 16 bytes");
+    if (bytes == 0) fail("bulk_copy: of nothing");
+}
+
+// Starts a copy to a block, which arrives at its barrier.
+inline void copy_to(Block& to, void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
+    begin_to_fill(to, range_in(to, shared, bytes));
+    Barrier* state = &barrier_at(to, barrier);
+    auto copy = [=] {
+        std::memcpy(shared, global, bytes);
+        state->bytes -= bytes;
+        end_phase(*state);
+    };
+    if (happens_at_once()) copy();
+    else to.copies.push_back(copy);
 }
 
 }  // namespace emulate
@@ -60,17 +98,8 @@ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
 }
 
 inline void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
-    if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(global) | bytes) % 16 != 0)
-        emulate::fail("bulk_copy: not aligned to 16 bytes");
-    if (bytes == 0) emulate::fail("bulk_copy: of nothing");
-    emulate::Barrier* state = &emulate::barrier_at(barrier);
-    auto copy = [=] {
-        std::memcpy(shared, global, bytes);
-        state->bytes -= bytes;
-        emulate::end_phase(*state);
-    };
-    if (emulate::happens_at_once()) copy();
-    else emulate::block->copies.push_back(copy);
+    emulate::check_bulk_copy(shared, global, bytes);
+    emulate::copy_to(*emulate::block, shared, global, bytes, barrier);
 }
 
 // Each thread's copies end as one, at another moment than its neighbours'.

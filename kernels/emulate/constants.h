@@ -161,6 +161,10 @@ inline void products(Source& to) {
         pieces<pipelined_product::Rows192<false>>(to, "ROWS_192");
         pieces<pipelined_product::Rows256<false>>(to, "ROWS_256");
         pieces<pipelined_product::Whole256<false>>(to, "WHOLE_256");
+        to.size("CLUSTER", pipelined_product::CLUSTER);
+        pieces<pipelined_product::Clustered128>(to, "CLUSTERED_128");
+        pieces<pipelined_product::Clustered256>(to, "CLUSTERED_256");
+        pieces<pipelined_product::ClusteredWhole256>(to, "CLUSTERED_WHOLE_256");
     });
     to.module("matmul", "matmul.cu", [&] { to.size("REDUCE_THREADS", REDUCE_THREADS); });
 }

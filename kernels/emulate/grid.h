@@ -1,8 +1,8 @@
-// Runs a CUDA grid on the CPU for tests: every CUDA thread is a fiber, some blocks are there at once, and
-// whoever may run is chosen at random, so that a missing barrier shows as a wrong result under some seed, and
-// a block that waits for one that may never come as a deadlock. One operating-system thread
-// runs all of it: what real hardware does at once here happens in some order. Not for speed, and no model
-// of time.
+// Runs a CUDA grid on the CPU for tests: every CUDA thread is a fiber, some blocks are there at once, all of
+// a cluster among them, and whoever may run is chosen at random, so that a missing barrier shows as a wrong
+// result under some seed, and a block that waits for one that may never come as a deadlock. One
+// operating-system thread runs all of it: what real hardware does at once here happens in some order. Not for
+// speed, and no model of time.
 #pragma once
 
 #include <cstdint>
@@ -44,9 +44,11 @@ struct Random {
 };
 
 using Work = std::function<void()>;
+struct Block;
 
 // One CUDA thread.
 struct Fiber {
+    Block* home = nullptr;
     std::unique_ptr<char[]> stack;
 #if defined(__x86_64__)
     void* stack_pointer = nullptr;
@@ -75,12 +77,21 @@ struct Warp {
     void* registers[32];
 };
 
+// Bytes of a block's shared memory, from its beginning.
+struct Range {
+    size_t begin, end;
+    bool meets(const Range& other) const { return begin < other.end && other.begin < end; }
+};
+
 // Four warps, whose matrix products run behind their backs.
 struct Warpgroup {
     Meeting meeting;
     std::vector<uint64_t> given;
     std::vector<Work> gathering;
     std::deque<std::vector<Work>> committed;
+    // What products that nobody has waited for may still read, by groups like those, though they be done.
+    std::vector<Range> reads;
+    std::deque<std::vector<Range>> reads_committed;
     void finish(size_t left) {
         while (committed.size() > left) {
             for (Work& one : committed.front()) one();
@@ -96,17 +107,37 @@ struct Barrier {
     std::vector<Fiber*> sleepers;
 };
 
+// Blocks that run at once, and know each other by their number in it.
+struct Cluster {
+    std::vector<Block*> blocks;
+    Meeting meeting;
+    // The block that goes on whenever it can, so that others begin late; a number that no block has: none.
+    size_t ahead = 0;
+};
+
+// What a copy from a block of a cluster brought into this one's shared memory.
+struct Fill {
+    Range range;
+    bool is_read;
+};
+
 struct Block {
     Dim index;
+    Cluster* cluster = nullptr;
+    unsigned number = 0;  // in its cluster
+    std::vector<Fill> fills;
     std::vector<Fiber> fibers;
     std::vector<Fiber*> runnable;
     std::vector<Warp> warps;
     std::vector<Warpgroup> warpgroups;
     Meeting barriers[16];
     std::map<const void*, Barrier> memory_barriers;
-    std::vector<Work> copies;  // bulk copies under way
+    // What is under way to this block: bulk copies, and arrivals of its cluster's other blocks.
+    std::vector<Work> copies, arrivals;
     unsigned char* shared = nullptr;
     unsigned unfinished = 0;
+    bool can_go_on() const { return !runnable.empty() || is_awaiting(); }
+    bool is_awaiting() const { return !copies.empty() || !arrivals.empty(); }
 };
 
 inline Block* block;
@@ -191,7 +222,7 @@ inline void yield() {
 }
 
 inline void wake(std::vector<Fiber*>& sleepers) {
-    for (Fiber* fiber : sleepers) block->runnable.push_back(fiber);
+    for (Fiber* fiber : sleepers) fiber->home->runnable.push_back(fiber);
     sleepers.clear();
 }
 
@@ -221,52 +252,76 @@ inline bool happens_at_once() { return random.coin(); }
 
 // === the scheduler ===
 
-// Bulk copies end in any order.
-inline void finish_a_copy() {
-    size_t i = random.below(block->copies.size());
-    Work copy = std::move(block->copies[i]);
-    block->copies[i] = std::move(block->copies.back());
-    block->copies.pop_back();
-    copy();
+// Bulk copies and arrivals end in any order.
+inline void finish_one() {
+    const bool arrives = block->copies.empty() || (!block->arrivals.empty() && random.coin());
+    std::vector<Work>& works = arrives ? block->arrivals : block->copies;
+    size_t i = random.below(works.size());
+    Work work = std::move(works[i]);
+    works[i] = std::move(works.back());
+    works.pop_back();
+    work();
 }
 
-[[noreturn]] inline void fail_asleep() {
-    for (Fiber& f : block->fibers) {
-        if (!f.finished) std::fprintf(stderr, "emulator: thread %u sleeps in %s\n", f.rank, f.sleeps_in);
+[[noreturn]] inline void fail_asleep(const Cluster& cluster) {
+    for (const Block* b : cluster.blocks) {
+        for (const Fiber& f : b->fibers) {
+            if (f.finished) continue;
+            std::fprintf(stderr, "emulator: block %u, thread %u sleeps in %s\n", b->number, f.rank, f.sleeps_in);
+        }
     }
-    fail("deadlock: the threads of a block wait for each other");
+    fail("deadlock: the threads of a block or cluster wait for each other");
 }
 
 // Lets one of the block's threads go on, or one of its copies end.
 inline void step(Block& b) {
     block = &b;
     blockIdx = b.index;
-    if (!b.copies.empty() && (b.runnable.empty() || random.below(256) == 0)) return finish_a_copy();
-    if (b.runnable.empty()) fail_asleep();
+    if (b.is_awaiting() && (b.runnable.empty() || random.below(256) == 0)) return finish_one();
     size_t i = random.below(b.runnable.size());
     current = b.runnable[i];
     b.runnable[i] = b.runnable.back();
     b.runnable.pop_back();
     threadIdx = current->index;
     to_fiber(*current);
-    if (b.unfinished == 0 && !b.copies.empty()) fail("a block ended before its bulk copies");
+    if (b.unfinished == 0 && b.is_awaiting()) fail("a block ended before its bulk copies, or others' arrivals");
 }
 
-// Begins a block; `shared` has been filled with poison.
-inline void begin(Block& b, Dim index, unsigned char* shared) {
+// The same of any block of a cluster that can.
+inline void step(Cluster& cluster) {
+    const size_t count = cluster.blocks.size();
+    const size_t first = cluster.ahead < count ? cluster.ahead : random.below(count);
+    for (size_t i = 0; i < count; ++i) {
+        Block& b = *cluster.blocks[(first + i) % count];
+        if (b.can_go_on()) return step(b);
+    }
+    fail_asleep(cluster);
+}
+
+inline bool has_ended(const Cluster& cluster) {
+    for (const Block* b : cluster.blocks)
+        if (b->unfinished > 0) return false;
+    return true;
+}
+
+// Begins a block of a cluster; `shared` has been filled with poison.
+inline void begin(Cluster& cluster, unsigned number, Dim index, unsigned char* shared) {
+    Block& b = *cluster.blocks[number];
     unsigned threads = blockDim.x * blockDim.y * blockDim.z;
-    b.index = index;
+    b.index = index, b.cluster = &cluster, b.number = number;
+    b.fills.clear();
     b.fibers.resize(threads);
     b.warps.assign((threads + 31) / 32, Warp{});
     b.warpgroups.assign((threads + 127) / 128, Warpgroup{});
     for (Meeting& barrier : b.barriers) barrier = Meeting{};
     b.memory_barriers.clear();
-    b.copies.clear();
+    b.copies.clear(), b.arrivals.clear();
     b.shared = shared;
     b.unfinished = threads;
     b.runnable.clear();
     for (unsigned rank = 0; rank < threads; ++rank) {
         Fiber& fiber = b.fibers[rank];
+        fiber.home = &b;
         fiber.rank = rank;
         fiber.index = {rank % blockDim.x, rank / blockDim.x % blockDim.y, rank / (blockDim.x * blockDim.y)};
         fiber.finished = false;

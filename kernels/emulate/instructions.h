@@ -262,6 +262,15 @@ inline void wgmma_64_n_16(const std::vector<Wgmma>& threads, unsigned n) {
 
 inline Warpgroup& warpgroup() { return block->warpgroups[current->rank / 128]; }
 
+// Notes that products of this group read `rows` rows of an operand from now on, until they are waited for.
+inline void begin_to_read(Warpgroup& group, uint64_t descriptor, unsigned rows) {
+    const size_t begin = ((descriptor & 0x3fff) << 4) / 1024 * 1024;
+    const Range range{begin, begin + rows / 8 * ((descriptor >> 32 & 0x3fff) << 4)};
+    group.reads.push_back(range);
+    for (Fill& fill : block->fills)
+        if (fill.range.meets(range)) fill.is_read = true;
+}
+
 }  // namespace emulate
 
 inline uint64_t swizzled_operand(const void* p) {
@@ -289,6 +298,8 @@ void warpgroup_mma(float (&d)[N], uint64_t a, uint64_t b) {
             threads.push_back({reinterpret_cast<float*>(of[0]), of[1], of[2]});
         }
         group.gathering.push_back([threads] { emulate::wgmma_64_n_16(threads, 2 * N); });
+        emulate::begin_to_read(group, threads[0].a, 64);
+        emulate::begin_to_read(group, threads[0].b, 2 * N);
     });
 }
 
@@ -298,6 +309,8 @@ inline void warpgroup_commit() {
     emulate::meet(group.meeting, 128, "warpgroup_commit", [&group] {
         group.committed.push_back(std::move(group.gathering));
         group.gathering.clear();
+        group.reads_committed.push_back(std::move(group.reads));
+        group.reads.clear();
         if (emulate::happens_at_once()) group.finish(0);
     });
 }
@@ -305,5 +318,8 @@ inline void warpgroup_commit() {
 template <int LEFT, int N>
 void warpgroup_wait(float (&)[N]) {
     emulate::Warpgroup& group = emulate::warpgroup();
-    emulate::meet(group.meeting, 128, "warpgroup_wait", [&group] { group.finish(LEFT); });
+    emulate::meet(group.meeting, 128, "warpgroup_wait", [&group] {
+        group.finish(LEFT);
+        while (group.reads_committed.size() > LEFT) group.reads_committed.pop_front();
+    });
 }

@@ -12,6 +12,7 @@
 #include "../src/attention_latent_sm90.cuh"
 #include "../src/bulk.cuh"
 #include "../src/choice.cuh"
+#include "../src/cluster.cuh"
 #include "../src/gate.cuh"
 #include "../src/moe.cuh"
 #include "../src/moe_pair.cuh"
@@ -177,6 +178,9 @@ inline const std::map<std::string, Kernel> kernels = {
     KERNEL(matmul_sm90_192),
     KERNEL(matmul_sm90_256),
     KERNEL(matmul_sm90_256_whole),
+    KERNEL(matmul_sm90_128_clustered),
+    KERNEL(matmul_sm90_256_clustered),
+    KERNEL(matmul_sm90_256_whole_clustered),
     KERNEL(moe_choose),
     KERNEL(moe_combine),
     KERNEL(moe_group),

@@ -70,46 +70,83 @@ inline void catch_faults() {
     sigaction(SIGBUS, &action, nullptr);
 }
 
-// Blocks that are there at once, at most: some launches have one, others two or three.
+// Clusters that are there at once, at most: some launches have one, others two or three. A block without
+// others is a cluster of one.
 constexpr size_t RESIDENT_MAX = 3;
 
-// Runs a grid, its blocks and threads in an order that `seed` decides; how many bytes at the end of its
-// shared memory no block has written.
-inline size_t run_grid(const Kernel& kernel, Dim grid, Dim threads, size_t shared_bytes, uint64_t seed,
-                       const uint64_t* arguments) {
-    gridDim = grid, blockDim = threads;
-    random.state = seed;
-    body = [&] { kernel.call(arguments); };
+// Room for a cluster, and its blocks' shared memory.
+struct Place {
+    Block blocks[CLUSTER_MAX];
+    Cluster cluster;
+    std::vector<std::unique_ptr<Buffer>> shared;
+
+    void make_room(size_t count, size_t shared_bytes) {
+        cluster.blocks.clear(), shared.clear();
+        for (size_t i = 0; i < count; ++i) {
+            cluster.blocks.push_back(&blocks[i]);
+            shared.push_back(std::make_unique<Buffer>(shared_bytes, random.coin(), SHARED_ALIGNMENT));
+        }
+    }
+    // Blocks of a cluster lie beside each other along x.
+    void begin(Dim first) {
+        cluster.meeting = Meeting{};
+        cluster.ahead = shared.size() > 1 ? random.below(2 * shared.size()) : 0;
+        for (unsigned i = 0; i < shared.size(); ++i) {
+            std::memset(shared[i]->data, POISON, shared[i]->bytes);
+            emulate::begin(cluster, i, {first.x + i, first.y, first.z}, shared[i]->data);
+        }
+    }
+    // How many bytes from the beginning on the blocks have used, `used` or more.
+    size_t used(size_t used) const {
+        for (const auto& one : shared) {
+            one->check();
+            size_t here = one->bytes;
+            while (here > used && one->data[here - 1] == POISON) --here;
+            used = std::max(used, here);
+        }
+        return used;
+    }
+};
+
+// The first blocks of a grid's clusters, in the order in which they begin.
+inline std::vector<Dim> order_of(Dim grid, unsigned cluster) {
+    if (cluster == 0 || cluster > CLUSTER_MAX) fail("a cluster of no blocks, or of too many");
+    if (grid.x % cluster != 0) fail("a grid that is not made of whole clusters");
     std::vector<Dim> order;
     for (unsigned z = 0; z < grid.z; ++z)
         for (unsigned y = 0; y < grid.y; ++y)
-            for (unsigned x = 0; x < grid.x; ++x) order.push_back({x, y, z});
+            for (unsigned x = 0; x < grid.x; x += cluster) order.push_back({x, y, z});
     for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
-    static Block places[RESIDENT_MAX];
-    std::vector<std::unique_ptr<Buffer>> shared;
-    std::vector<size_t> resident;
+    return order;
+}
+
+// Runs a grid of clusters of so many blocks, its blocks and threads in an order that `seed` decides; how many
+// bytes at the end of its shared memory no block has written.
+inline size_t run_grid(const Kernel& kernel, Dim grid, unsigned cluster, Dim threads, size_t shared_bytes,
+                       uint64_t seed, const uint64_t* arguments) {
+    gridDim = grid, blockDim = threads;
+    random.state = seed;
+    body = [&] { kernel.call(arguments); };
+    const std::vector<Dim> order = order_of(grid, cluster);
+    static Place places[RESIDENT_MAX];
+    std::vector<Place*> resident;
     size_t next = 0, used = 0;
-    auto begin_next = [&](size_t place) {
-        std::memset(shared[place]->data, POISON, shared_bytes);
-        begin(places[place], order[next++], shared[place]->data);
-    };
     const size_t at_once = std::min<size_t>(1 + random.below(RESIDENT_MAX), order.size());
-    for (size_t place = 0; place < at_once; ++place) {
-        shared.push_back(std::make_unique<Buffer>(shared_bytes, random.coin(), SHARED_ALIGNMENT));
-        begin_next(place);
-        resident.push_back(place);
+    for (size_t i = 0; i < at_once; ++i) {
+        places[i].make_room(cluster, shared_bytes);
+        places[i].begin(order[next++]);
+        resident.push_back(&places[i]);
     }
     while (!resident.empty()) {
-        size_t i = random.below(resident.size()), place = resident[i];
-        step(places[place]);
-        if (places[place].unfinished > 0) continue;
-        shared[place]->check();
-        size_t used_here = shared_bytes;
-        while (used_here > used && shared[place]->data[used_here - 1] == POISON) --used_here;
-        used = std::max(used, used_here);
-        if (next < order.size()) begin_next(place);
+        const size_t i = random.below(resident.size());
+        Place& place = *resident[i];
+        step(place.cluster);
+        if (!has_ended(place.cluster)) continue;
+        used = place.used(used);
+        if (next < order.size()) place.begin(order[next++]);
         else resident.erase(resident.begin() + i);
     }
+    for (Place& place : places) place.shared.clear();
     return shared_bytes - used;
 }
 

@@ -1,7 +1,7 @@
 // The emulator's process: keeps buffers, launches kernels of `kernels.h` on request, answers on standard
 // output. Words of the protocol are little-endian u64: 'A' id bytes, 'W' id offset bytes data, 'R' id
-// offset bytes -> data, 'P' id -> address, 'L' name grid block shared seed arguments -> 1, 'U' and 'C' -> a
-// text, 'S' -> a number.
+// offset bytes -> data, 'P' id -> address, 'L' name grid cluster block shared seed arguments -> 1, 'U' and
+// 'C' -> a text, 'S' -> a number.
 #include <map>
 #include <string>
 
@@ -55,13 +55,16 @@ emulate::Dim read_dim() {
 void launch() {
     std::string name(word(), ' ');
     read_all(name.data(), name.size());
-    emulate::Dim grid = read_dim(), threads = read_dim();
+    emulate::Dim grid = read_dim();
+    const unsigned cluster = word();
+    emulate::Dim threads = read_dim();
     size_t shared_bytes = word();
     uint64_t seed = word();
     auto kernel = kernels.find(name);
     if (kernel == kernels.end()) emulate::fail("no such kernel:", name.c_str());
     std::vector<uint64_t> arguments = read_arguments(name, kernel->second);
-    size_t unused = emulate::run_grid(kernel->second, grid, threads, shared_bytes, seed, arguments.data());
+    size_t unused = emulate::run_grid(kernel->second, grid, cluster, threads, shared_bytes, seed,
+                                      arguments.data());
     auto known = in_vain.emplace(name, unused).first;
     known->second = std::min(known->second, unused);
     for (auto& buffer : buffers) buffer.second->check();

@@ -10,7 +10,7 @@
 // multiple of 64.
 //
 // From 64 rows on, blocks stay and go through the pieces of work (`pipeline_sm90.cuh`): a grid of any
-// number of blocks, of 384 threads.
+// number of blocks, of 384 threads. `_clustered`: in clusters of two blocks, which share weights' copies.
 #include "pipeline_sm90.cuh"
 #include "product_sm90.cuh"
 
@@ -51,24 +51,29 @@ __device__ __forceinline__ void matmul(const Problem& p) {
 }
 
 // Pieces of at most so many rows and one split, or all of K. Those that run at once should share rows as
-// well as weights: 8 tiles of rows come before the next tile of outputs.
+// well as weights: 8 tiles of rows come before the next tile of outputs. A tile is of so many rows for each
+// block of a cluster; of the last one, the second block may have none.
+template <uint32_t BLOCKS>
 struct Pieces {
+    static constexpr uint32_t BAND = 8 / BLOCKS;
     const Problem& p;
     uint32_t block_rows, tiles_m, tiles_n, count;
 
     __device__ __forceinline__ Pieces(const Problem& problem, uint32_t rows) : p(problem), block_rows(rows) {
-        tiles_m = (p.m + rows - 1) / rows, tiles_n = (p.n + 127) / 128;
+        tiles_m = (p.m + BLOCKS * rows - 1) / (BLOCKS * rows), tiles_n = (p.n + 127) / 128;
         const uint32_t tiles_k = p.k / 64;
         count = tiles_m * tiles_n * (p.partials == nullptr ? 1 : (tiles_k + p.split_tiles - 1) / p.split_tiles);
     }
 
-    __device__ __forceinline__ bool operator()(uint32_t i, pipelined_product::Piece& piece) const {
+    __device__ __forceinline__ bool operator()(uint32_t number, pipelined_product::Piece& piece) const {
+        const uint32_t i = number / BLOCKS;
         if (i >= count) return false;
         const uint32_t plane = tiles_m * tiles_n, split = i / plane, in_plane = i % plane;
-        const uint32_t band = in_plane / (8 * tiles_n), in_band = in_plane % (8 * tiles_n);
-        const uint32_t height = min_of(tiles_m - band * 8, 8u);
+        const uint32_t band = in_plane / (BAND * tiles_n), in_band = in_plane % (BAND * tiles_n);
+        const uint32_t height = min_of(tiles_m - band * BAND, BAND);
         piece.weights = p.weights;
-        piece.first = (band * 8 + in_band % height) * block_rows;
+        piece.first = ((band * BAND + in_band % height) * BLOCKS + number % BLOCKS) * block_rows;
+        if (BLOCKS > 1) piece.first = min_of(piece.first, p.m);
         piece.end = min_of(piece.first + block_rows, p.m);
         piece.tile_n = in_band / height * 2;
         const int tiles_k = p.k / 64;
@@ -84,7 +89,8 @@ template <class K, bool NARROW>
 __device__ __forceinline__ void matmul_in_pieces(const Problem& p) {
     const pipelined_product::Operands operands{p.x, p.n, p.k, int(p.split_tiles), nullptr, 1};
     K kernel(operands);
-    kernel.run(Pieces(p, K::BLOCK_ROWS), [&](const pipelined_product::Piece& piece, const auto& sums) {
+    const Pieces<K::CLUSTER_BLOCKS> pieces(p, K::BLOCK_ROWS);
+    kernel.run(pieces, [&](const pipelined_product::Piece& piece, const auto& sums) {
         float bias[2] = {};
         for (int i = 0; i < 2; ++i) {
             const uint32_t n = kernel.output(piece, 2 * i);
@@ -126,3 +132,6 @@ MATMUL(matmul_sm90_128, Rows128<false>, false)
 MATMUL(matmul_sm90_256, Rows256<false>, true)
 MATMUL(matmul_sm90_192, Rows192<false>, true)
 MATMUL(matmul_sm90_256_whole, Whole256<false>, true)
+MATMUL(matmul_sm90_128_clustered, Clustered128, false)
+MATMUL(matmul_sm90_256_clustered, Clustered256, true)
+MATMUL(matmul_sm90_256_whole_clustered, ClusteredWhole256, true)

@@ -4,9 +4,14 @@
 // are written.
 //
 // 64 outputs are the fixed side of each warpgroup's product, up to 256 rows its variable one.
+//
+// Two blocks of a cluster may go through pieces with the same weights side by side. Each brings one of a
+// stage's two tiles of weights to both, so weights are asked for once. A stage is filled again when both
+// blocks are done with it.
 #pragma once
 
 #include "bulk.cuh"
+#include "cluster.cuh"
 #include "numbers.cuh"
 #include "tile.cuh"
 #include "wide_sm90.cuh"
@@ -18,6 +23,8 @@ constexpr int CONSUMERS = 128 * WARPGROUPS, PRODUCERS = 128, THREADS = CONSUMERS
 constexpr int IMAGE = OUTPUTS * TILE_K * 2;  // bytes of a packed weight's tile
 // Rows that are staged at once on their way out, and their bytes for a warpgroup.
 constexpr int CHUNK = 64, STAGING = CHUNK * OUTPUTS * 2;
+// Blocks of a cluster that share copies of weights.
+constexpr int CLUSTER = 2;
 
 // Some rows by 128 outputs over the tiles [from, to) of K.
 struct Piece {
@@ -38,16 +45,18 @@ struct Operands {
 };
 
 // Of a split's sums that were added up so far, a thread has KEPT in registers and the rest in shared memory;
-// WHOLE: pieces have one split, and nothing is added up.
-template <int ROWS, int STAGES, int KEPT, bool WHOLE, bool GATHERED>
+// WHOLE: pieces have one split, and nothing is added up. BLOCKS: those that share weights, or 1; piece i is
+// of block i % BLOCKS of a cluster, and pieces that they have at once differ in their rows alone.
+template <int ROWS, int STAGES, int KEPT, bool WHOLE, bool GATHERED, int BLOCKS = 1>
 struct Pipeline {
-    static constexpr int BLOCK_ROWS = ROWS;
+    static constexpr int BLOCK_ROWS = ROWS, CLUSTER_BLOCKS = BLOCKS;
     static constexpr int ROWS_BYTES = ROWS * TILE_K * 2, STAGE = ROWS_BYTES + WARPGROUPS * IMAGE;
     static constexpr int STASHED = WHOLE ? 0 : ROWS / 2 - KEPT;
     static constexpr int STAGING_AT = STAGES * STAGE, STASH_AT = STAGING_AT + WARPGROUPS * STAGING;
     static constexpr int BARRIERS_AT = STASH_AT + STASHED * CONSUMERS * 4;
     static constexpr int SOURCES_AT = BARRIERS_AT + 2 * STAGES * 8, SHARED = SOURCES_AT + ROWS * 4;
     static_assert(SHARED <= 227 << 10, "more shared memory than a block can have");
+    static_assert(BLOCKS == 1 || BLOCKS == WARPGROUPS, "a block brings the tile of one warpgroup");
 
     const Operands& p;
     int tiles_k;
@@ -58,7 +67,7 @@ struct Pipeline {
         : p(operands), tiles_k(operands.k / TILE_K) {}
 
     // `full` counts the arrival that announces the weights and one of every producer, `empty` one of every
-    // consuming warp.
+    // consuming warp of every block that shares them.
     __device__ __forceinline__ static uint64_t* full(uint32_t stage) {
         return reinterpret_cast<uint64_t*>(shared_memory() + BARRIERS_AT) + stage;
     }
@@ -78,11 +87,12 @@ struct Pipeline {
         if (threadIdx.x == 0) {
             for (uint32_t s = 0; s < STAGES; ++s) {
                 barrier_init(full(s), 1 + PRODUCERS);
-                barrier_init(empty(s), CONSUMERS / 32);
+                barrier_init(empty(s), BLOCKS * CONSUMERS / 32);
             }
             fence_barriers();
         }
-        sync_block();
+        if (BLOCKS > 1) sync_cluster();
+        else sync_block();
         if (threadIdx.x >= CONSUMERS) {
             fewer_registers<40>();
             produce(works);
@@ -90,6 +100,8 @@ struct Pipeline {
             more_registers<232>();
             consume(works, end);
         }
+        // The other block may still have to arrive at this one's barriers.
+        if (BLOCKS > 1) sync_cluster();
     }
 
     // === the producers ===
@@ -108,9 +120,7 @@ struct Pipeline {
                 if (thread == 0) {
                     barrier_expect(full(stage), images * IMAGE);
                     const unsigned char* image = piece.weights + (uint64_t(piece.tile_n) * tiles_k + tile) * IMAGE;
-                    bulk_copy(to + ROWS_BYTES, image, IMAGE, full(stage));
-                    if (images > 1)
-                        bulk_copy(to + ROWS_BYTES + IMAGE, image + uint64_t(tiles_k) * IMAGE, IMAGE, full(stage));
+                    copy_weights(image, images, to + ROWS_BYTES);
                 }
                 copy_rows(piece, thread, from, to);
                 copies_arrive(full(stage));
@@ -119,6 +129,20 @@ struct Pipeline {
         }
         async_copy_commit();
         async_copy_wait<0>();
+    }
+
+    // A stage's tiles of weights, one or two.
+    __device__ __forceinline__ void copy_weights(const unsigned char* image, uint32_t images,
+                                                 unsigned char* to) const {
+        const uint64_t next = uint64_t(tiles_k) * IMAGE;  // the tile of the next outputs
+        if (BLOCKS > 1) {
+            const uint32_t own = block_in_cluster();
+            constexpr uint32_t ALL = (1 << BLOCKS) - 1;
+            if (own < images) bulk_copy_to(ALL, to + own * IMAGE, image + own * next, IMAGE, full(stage));
+            return;
+        }
+        bulk_copy(to, image, IMAGE, full(stage));
+        if (images > 1) bulk_copy(to + IMAGE, image + next, IMAGE, full(stage));
     }
 
     // This warp's rows of x, 4 of every 16.
@@ -220,9 +244,14 @@ struct Pipeline {
         release(before);
     }
 
-    // This warp reads the stage no more.
+    // This warp reads the stage no more: whoever may fill it knows.
     __device__ __forceinline__ static void release(uint32_t stage) {
-        if (threadIdx.x % 32 == 0) barrier_arrive(empty(stage));
+        const uint32_t lane = threadIdx.x % 32;
+        if (BLOCKS > 1) {
+            if (lane < BLOCKS) barrier_arrive_at(empty(stage), lane);
+        } else if (lane == 0) {
+            barrier_arrive(empty(stage));
+        }
     }
 
     // Starts the products of one tile; they run until `warpgroup_wait`.
@@ -316,5 +345,9 @@ template <bool GATHERED>
 using Rows256 = Pipeline<256, 3, 64, false, GATHERED>;
 template <bool GATHERED>
 using Whole256 = Pipeline<256, 4, 0, true, GATHERED>;
+// The same of two blocks that share weights.
+using Clustered128 = Pipeline<128, 6, 64, false, false, CLUSTER>;
+using Clustered256 = Pipeline<256, 3, 64, false, false, CLUSTER>;
+using ClusteredWhole256 = Pipeline<256, 4, 0, true, false, CLUSTER>;
 
 }  // namespace pipelined_product

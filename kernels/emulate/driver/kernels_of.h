@@ -125,12 +125,30 @@ inline Result load(const Call& call, Module** module, const void* image) {
 struct Shape {
     emulate::Dim grid, threads;
     unsigned shared_bytes;
+    emulate::Dim cluster;
 };
+
+// Blocks of a cluster on any device that has them.
+constexpr unsigned CLUSTER_MAX = emulate::CLUSTER_MAX;
+
+inline Result check_clusters(const Call& call, const std::string& name, const Shape& shape) {
+    auto& [grid, threads, shared, cluster] = shape;
+    if (cluster.x == 0 || cluster.y == 0 || cluster.z == 0) return call.refuse(INVALID_VALUE, name + ": no cluster");
+    uint64_t blocks = uint64_t(cluster.x) * cluster.y * cluster.z;
+    if (blocks == 1) return SUCCESS;
+    if (state.settings.capability < 90) return call.refuse(NOT_SUPPORTED, name + ": no clusters on this device");
+    if (blocks > CLUSTER_MAX) return call.refuse(INVALID_CLUSTER_SIZE, name + ": too many blocks in a cluster");
+    if (grid.x % cluster.x != 0 || grid.y % cluster.y != 0 || grid.z % cluster.z != 0)
+        return call.refuse(INVALID_VALUE, name + ": a grid that is not made of whole clusters");
+    // The driver takes them; `grid.h` does not.
+    if (cluster.y * cluster.z > 1) return call.refuse(INVALID_VALUE, name + ": clusters not along x alone");
+    return SUCCESS;
+}
 
 inline Result check_launch(const Call& call, const Function* function, const Shape& shape, void** parameters) {
     if (!state.functions.count(const_cast<Function*>(function)))
         return call.refuse(INVALID_HANDLE, "no such function");
-    auto& [grid, threads, shared] = shape;
+    auto& [grid, threads, shared, cluster] = shape;
     auto refuse = [&](const char* what) {
         auto of = [](const emulate::Dim& dim) {
             return std::to_string(dim.x) + "x" + std::to_string(dim.y) + "x" + std::to_string(dim.z);
@@ -148,7 +166,7 @@ inline Result check_launch(const Call& call, const Function* function, const Sha
     if (!function->kernel->sizes.empty() && !parameters) return refuse("no parameters");
     for (size_t i = 0; i < function->kernel->sizes.size(); ++i)
         if (!parameters[i]) return refuse("too few parameters");
-    return SUCCESS;
+    return check_clusters(call, function->name, shape);
 }
 
 // Runs a kernel whose parameters are words; those that were addresses of freed memory are its fault.
@@ -162,7 +180,8 @@ inline Result run_kernel(const Kernel& kernel, const std::string& name, const Sh
         return ILLEGAL_ADDRESS;
     }
     ++state.kernels;
-    emulate::run_grid(kernel, shape.grid, shape.threads, shape.shared_bytes, state.kernels, words.data());
+    emulate::run_grid(kernel, shape.grid, shape.cluster.x, shape.threads, shape.shared_bytes, state.kernels,
+                      words.data());
     for (auto& [begin, memory] : state.memories)
         if (!memory.is_gone) memory.buffer->check();
     return SUCCESS;

@@ -236,12 +236,9 @@ API cuFuncSetAttribute(Function* function, int attribute, int value) {
     return SUCCESS;
 }
 
-API cuLaunchKernel(Function* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned x, unsigned y,
-                   unsigned z, unsigned shared_bytes, Stream* stream, void** parameters, void** extra) {
-    CALL;
-    CHECK(call.check());
-    if (extra) return call.refuse(INVALID_VALUE, "parameters in a buffer");
-    Shape shape{{grid_x, grid_y, grid_z}, {x, y, z}, shared_bytes};
+namespace {
+
+Result launch(const Call& call, Function* function, const Shape& shape, Stream* stream, void** parameters) {
     CHECK(spoil(stream, check_launch(call, function, shape, parameters)));
     bool is_captured = state.streams.count(stream) && stream->capture;
     if (!is_captured && fails_as_asked()) return fail_as_asked(call, stream);
@@ -252,15 +249,25 @@ API cuLaunchKernel(Function* function, unsigned grid_x, unsigned grid_y, unsigne
     return put(call, stream, Work{[=, &kernel] { return run_kernel(kernel, name, shape, words); }});
 }
 
-// How a launch is made, and the one attribute that is used here: the driver's structs.
+}  // namespace
+
+API cuLaunchKernel(Function* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned x, unsigned y,
+                   unsigned z, unsigned shared_bytes, Stream* stream, void** parameters, void** extra) {
+    CALL;
+    CHECK(call.check());
+    if (extra) return call.refuse(INVALID_VALUE, "parameters in a buffer");
+    return launch(call, function, Shape{{grid_x, grid_y, grid_z}, {x, y, z}, shared_bytes, {}}, stream, parameters);
+}
+
+// How a launch is made, and the attributes that are used here: the driver's structs.
 struct LaunchAttribute {
     int id;
     char unused[4];
-    int value;
-    char rest[60];
+    unsigned values[3];
+    char rest[52];
 };
 static_assert(sizeof(LaunchAttribute) == 72);
-constexpr int ATTRIBUTE_PROGRAMMATIC_SERIALIZATION = 6;
+constexpr int ATTRIBUTE_CLUSTER_DIMENSION = 4, ATTRIBUTE_PROGRAMMATIC_SERIALIZATION = 6;
 struct LaunchConfig {
     unsigned grid_x, grid_y, grid_z, x, y, z, shared_bytes;
     Stream* stream;
@@ -271,16 +278,18 @@ struct LaunchConfig {
 API cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** parameters, void** extra) {
     CALL;
     CHECK(call.check());
-    for (unsigned i = 0; i < config->attribute_count; ++i) {
-        const LaunchAttribute& attribute = config->attributes[i];
-        if (attribute.id != ATTRIBUTE_PROGRAMMATIC_SERIALIZATION)
-            return call.refuse(INVALID_VALUE, "launch attribute " + std::to_string(attribute.id));
-        if (attribute.value != 0 && state.functions.count(function) && !function->code.waits())
+    if (extra) return call.refuse(INVALID_VALUE, "parameters in a buffer");
+    const LaunchConfig& by = *config;
+    Shape shape{{by.grid_x, by.grid_y, by.grid_z}, {by.x, by.y, by.z}, by.shared_bytes, {}};
+    for (unsigned i = 0; i < by.attribute_count; ++i) {
+        const auto& [id, unused, values, rest] = by.attributes[i];
+        if (id == ATTRIBUTE_CLUSTER_DIMENSION) shape.cluster = {values[0], values[1], values[2]};
+        else if (id != ATTRIBUTE_PROGRAMMATIC_SERIALIZATION)
+            return call.refuse(INVALID_VALUE, "launch attribute " + std::to_string(id));
+        else if (values[0] != 0 && state.functions.count(function) && !function->code.waits())
             return call.refuse(INVALID_VALUE, function->name + " would not wait for earlier launches");
     }
-    const LaunchConfig& by = *config;
-    return cuLaunchKernel(function, by.grid_x, by.grid_y, by.grid_z, by.x, by.y, by.z, by.shared_bytes, by.stream,
-                          parameters, extra);
+    return launch(call, function, shape, by.stream, parameters);
 }
 
 }  // namespace driver

@@ -136,7 +136,7 @@ fn splits(lab: &mut Lab<'_>, product: &Product) -> Result<Vec<Variant>, String> 
                 if apart && (splits == 1 || product.rows > APART_ROWS_MAX) {
                     continue;
                 }
-                let cut = matmul::ProductCut { rows, apart };
+                let cut = matmul::ProductCut { rows, apart, clustered: false };
                 found.push(Variant {
                     label: format!("{splits} splits{}, {rows} rows", if apart { " apart" } else { "" }),
                     launches: product.launches(lab, cut, Some(split_tiles))?,

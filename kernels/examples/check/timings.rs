@@ -52,6 +52,9 @@ pub(crate) const NAMES: &[&str] = &[
     "matmul_sm90_1x14336x4096",
     "matmul_sm90_64x14336x4096",
     "matmul_sm90_8192x8192x8192",
+    "matmul_sm90_clustered_8192x8192x8192",
+    "matmul_sm90_2048x14336x4096",
+    "matmul_sm90_clustered_2048x14336x4096",
     "moe_1",
     "moe_8",
     "moe_64",
@@ -123,7 +126,10 @@ fn work(lab: &mut Lab<'_>, name: &str, processors: usize) -> Result<Work, String
     let plain = Decode::default();
     let decode = |lab: &mut Lab<'_>, d: Decode| Attention::decode(lab, d)?.work(lab, processors);
     let product = |lab: &mut Lab<'_>, weights: Weights, unit: Unit, mnk: [usize; 3]| {
-        Product::new(lab, weights, unit, mnk)?.work(lab)
+        Product::new(lab, weights, unit, mnk)?.work(lab, false)
+    };
+    let clustered = |lab: &mut Lab<'_>, mnk: [usize; 3]| {
+        Product::new(lab, Weights::Bf16, Unit::Warpgroup, mnk)?.work(lab, true)
     };
     match name {
         "copy" => copy(lab, processors),
@@ -160,6 +166,9 @@ fn work(lab: &mut Lab<'_>, name: &str, processors: usize) -> Result<Work, String
         "matmul_sm90_1x14336x4096" => product(lab, Weights::Bf16, Unit::Warpgroup, [1, 14_336, 4096]),
         "matmul_sm90_64x14336x4096" => product(lab, Weights::Bf16, Unit::Warpgroup, [64, 14_336, 4096]),
         "matmul_sm90_8192x8192x8192" => product(lab, Weights::Bf16, Unit::Warpgroup, [8192; 3]),
+        "matmul_sm90_clustered_8192x8192x8192" => clustered(lab, [8192; 3]),
+        "matmul_sm90_2048x14336x4096" => product(lab, Weights::Bf16, Unit::Warpgroup, [2048, 14_336, 4096]),
+        "matmul_sm90_clustered_2048x14336x4096" => clustered(lab, [2048, 14_336, 4096]),
         moe if moe.starts_with("moe_") => experts::work(lab, moe),
         "rms_norm_4096x4096" => norm(lab, 4096, 4096),
         "rope_write_4096" => rotate(lab, 4096),

@@ -95,6 +95,13 @@ pub(crate) mod pipeline_sm90 {
     pub(crate) const ROWS_256: Block = Block { rows: 256, outputs: 128, threads: 384, shared_bytes: 230_448 };
     pub(crate) const WHOLE_256: Block =
         Block { rows: 256, outputs: 128, threads: 384, shared_bytes: 214_080 };
+    pub(crate) const CLUSTER: usize = 2;
+    pub(crate) const CLUSTERED_128: Block =
+        Block { rows: 128, outputs: 128, threads: 384, shared_bytes: 213_600 };
+    pub(crate) const CLUSTERED_256: Block =
+        Block { rows: 256, outputs: 128, threads: 384, shared_bytes: 230_448 };
+    pub(crate) const CLUSTERED_WHOLE_256: Block =
+        Block { rows: 256, outputs: 128, threads: 384, shared_bytes: 214_080 };
 }
 
 /// What launches share with `matmul.cu`.

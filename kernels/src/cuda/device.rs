@@ -137,6 +137,9 @@ pub struct Launch {
     pub kernel: Kernel,
     /// How many blocks are started along x, y and z.
     pub grid: [u32; 3],
+    /// How many blocks beside each other along x make a cluster, which runs at once; they divide the grid's
+    /// blocks there. 1: each block is by itself, as on devices that know no clusters (before 9.0).
+    pub cluster: u32,
     /// Threads per block, along x.
     pub threads: u32,
     /// Dynamic shared memory per block.

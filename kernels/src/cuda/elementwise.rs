@@ -43,6 +43,7 @@ fn launch(kernel: Kernel, gate_up: Slice<bf16>, width: usize, out: Slice<bf16>) 
     (rows > 0).then(|| Launch {
         kernel,
         grid: [width.div_ceil(PACKET * THREADS) as u32, rows as u32, 1],
+        cluster: 1,
         threads: THREADS as u32,
         shared_bytes: 0,
         arguments: vec![gate_up.into(), out.into(), width.into()],

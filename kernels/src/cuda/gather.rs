@@ -63,6 +63,7 @@ pub fn fill_in(tokens: Slice<u32>, drawn: Slice<u32>) -> Option<Launch> {
     (tokens.len > 0).then(|| Launch {
         kernel: Kernel::fill_in,
         grid: [tokens.len.div_ceil(THREADS) as u32, 1, 1],
+        cluster: 1,
         threads: THREADS as u32,
         shared_bytes: 0,
         arguments: vec![tokens.into(), drawn.into(), tokens.len.into()],
@@ -73,6 +74,7 @@ fn launch(kernel: Kernel, rows: usize, width: usize, arguments: Vec<Argument>) -
     (rows > 0).then(|| Launch {
         kernel,
         grid: [width.div_ceil(PACKET * THREADS) as u32, rows as u32, 1],
+        cluster: 1,
         threads: THREADS as u32,
         shared_bytes: 0,
         arguments,

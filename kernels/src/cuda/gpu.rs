@@ -294,11 +294,7 @@ impl Gpu {
         let mut words = words.collect::<Result<Vec<u64>, DeviceError>>()?;
         let mut pointers: Vec<*mut c_void> =
             words.iter_mut().map(|word| ptr::from_mut(word).cast()).collect();
-        let mut attributes = [sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-        }];
+        let mut attributes = self.attributes(launch, follows);
         let [x, y, z] = launch.grid;
         let config = sys::CUlaunchConfig {
             gridDimX: x,
@@ -310,7 +306,7 @@ impl Gpu {
             sharedMemBytes: launch.shared_bytes,
             hStream: self.stream.cu_stream(),
             attrs: attributes.as_mut_ptr(),
-            numAttrs: u32::from(follows && self.overlaps && !launch.kernel.module().starts_with(APART)),
+            numAttrs: attributes.len() as u32,
         };
         self.enter()?;
         // SAFETY: the launcher that made `launch` names the kernel's arguments in its order and types, which
@@ -321,6 +317,23 @@ impl Gpu {
         }
         .result()
         .map_err(|e| DeviceError(format!("{}: {e:?}", launch.kernel)))
+    }
+
+    /// What a launch says beyond its sizes: that it may overlap, and its clusters.
+    fn attributes(&self, launch: &Launch, follows: bool) -> Vec<sys::CUlaunchAttribute> {
+        use sys::CUlaunchAttributeID as Id;
+        use sys::{CUlaunchAttributeValue as Value, CUlaunchAttributeValue_union__bindgen_ty_1 as Blocks};
+        let attribute = |id: Id, value: Value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        let mut attributes = Vec::with_capacity(2);
+        if follows && self.overlaps && !launch.kernel.module().starts_with(APART) {
+            let value = Value { programmaticStreamSerializationAllowed: 1 };
+            attributes.push(attribute(Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value));
+        }
+        if launch.cluster != 1 {
+            let value = Value { clusterDim: Blocks { x: launch.cluster, y: 1, z: 1 } };
+            attributes.push(attribute(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value));
+        }
+        attributes
     }
 
     /// The launch's kernel, if its blocks can have what they ask for.

@@ -53,7 +53,7 @@ kernels! {
     }
     matmul_sm90 {
         matmul_sm90_64, matmul_sm90_128, matmul_sm90_256, matmul_sm90_192, matmul_sm90_256_whole,
-        matmul_sm90_16,
+        matmul_sm90_16, matmul_sm90_128_clustered, matmul_sm90_256_clustered, matmul_sm90_256_whole_clustered,
     }
     moe {
         moe_route, moe_group, moe_choose, moe_combine,

@@ -164,6 +164,10 @@ pub struct ProductCut {
     pub rows: usize,
     /// Whether the splits go to blocks of their own.
     pub apart: bool,
+    /// Whether two blocks of a cluster share copies of the weights, where there is such a kernel: bf16
+    /// weights on Hopper, blocks of 128 or 256 rows. [`ProductCut::choose`] leaves it until a device has
+    /// timed it.
+    pub clustered: bool,
 }
 
 impl ProductCut {
@@ -177,7 +181,8 @@ impl ProductCut {
         };
         let narrow_few = rows <= FEW_ROWS && shape.weights != Weights::Bf16;
         let enough = shape.outputs.div_ceil(TILE) * rows.div_ceil(block) >= SPLIT_BLOCKS_MAX;
-        Self { rows: block, apart: shape.splits() > 1 && rows <= SPLIT_ROWS_MAX && !narrow_few && !enough }
+        let apart = shape.splits() > 1 && rows <= SPLIT_ROWS_MAX && !narrow_few && !enough;
+        Self { rows: block, apart, clustered: false }
     }
 
     /// The rows of a block, by which [`Kernel::choose`] goes.
@@ -204,20 +209,25 @@ struct Blocks {
     few: Option<Few>,
     /// Whether blocks stay, and go through the work.
     stay: bool,
+    /// Blocks of a cluster.
+    cluster: usize,
 }
 
 impl Blocks {
     /// The kernel for blocks of so many rows.
-    fn choose(shape: Shape, unit: Unit, rows: usize, few: Few) -> Self {
+    fn choose(shape: Shape, unit: Unit, rows: usize, clustered: bool, few: Few) -> Self {
         let (kernel, block) = match (unit, shape.weights, rows) {
             (Unit::Warpgroup, Weights::Bf16, 16) => (Kernel::matmul_sm90_16, product::HOPPER_ROWS_16),
-            (Unit::Warpgroup, Weights::Bf16, _) => return Self::staying(rows),
+            (Unit::Warpgroup, Weights::Bf16, _) => {
+                let clustered = if clustered { Self::clustered(rows) } else { None };
+                return clustered.unwrap_or_else(|| Self::staying(rows));
+            }
             (_, Weights::Bf16, 16) => (Kernel::matmul_bf16_16, product::ROWS_16),
             (_, Weights::Bf16, 64) => (Kernel::matmul_bf16_64, product::ROWS_64),
             (_, Weights::Bf16, _) => (Kernel::matmul_bf16_128, product::ROWS_128),
             (_, weights, _) => return Self::few(weights, few),
         };
-        Self { kernel, block, few: None, stay: false }
+        Self { kernel, block, few: None, stay: false, cluster: 1 }
     }
 
     fn few(weights: Weights, few: Few) -> Self {
@@ -231,14 +241,15 @@ impl Blocks {
             (Weights::Mxfp4, true) => Kernel::matmul_mxfp4_16,
             (Weights::Mxfp4, _) => Kernel::matmul_mxfp4_64,
         };
-        Self { kernel, block: few.block(), few: Some(few), stay: false }
+        Self { kernel, block: few.block(), few: Some(few), stay: false, cluster: 1 }
     }
 
     /// For `rows` rows, and so many splits in blocks of their own.
     fn grid(&self, shape: Shape, rows: usize, apart: usize) -> [u32; 3] {
-        let tiles = [shape.outputs.div_ceil(self.block.outputs), rows.div_ceil(self.block.rows), apart];
+        let tile_rows = self.block.rows * self.cluster;
+        let tiles = [shape.outputs.div_ceil(self.block.outputs), rows.div_ceil(tile_rows), apart];
         let tiles = tiles.map(|n| n as u32);
-        if self.stay { pipeline::grid(tiles) } else { tiles }
+        if self.stay { pipeline::grid(tiles, self.cluster as u32) } else { tiles }
     }
 
     fn staying(rows: usize) -> Self {
@@ -249,7 +260,18 @@ impl Blocks {
             WHOLE_K => (Kernel::matmul_sm90_256_whole, pipeline_sm90::WHOLE_256),
             _ => (Kernel::matmul_sm90_256, pipeline_sm90::ROWS_256),
         };
-        Self { kernel, block, few: None, stay: true }
+        Self { kernel, block, few: None, stay: true, cluster: 1 }
+    }
+
+    /// Those that share weights; `None` of so many rows.
+    fn clustered(rows: usize) -> Option<Self> {
+        let (kernel, block) = match rows {
+            128 => (Kernel::matmul_sm90_128_clustered, pipeline_sm90::CLUSTERED_128),
+            256 => (Kernel::matmul_sm90_256_clustered, pipeline_sm90::CLUSTERED_256),
+            WHOLE_K => (Kernel::matmul_sm90_256_whole_clustered, pipeline_sm90::CLUSTERED_WHOLE_256),
+            _ => return None,
+        };
+        Some(Self { kernel, block, few: None, stay: true, cluster: pipeline_sm90::CLUSTER })
     }
 }
 
@@ -305,7 +327,7 @@ pub fn launch_split(
     }
     let apart = if cut.apart { splits } else { 1 };
     let few = Few::choose(shape, cut.rows, rows, rows.div_ceil(cut.rows), splits.div_ceil(apart));
-    let blocks = Blocks::choose(shape, unit, cut.kernel_rows(splits, wide == 1), few);
+    let blocks = Blocks::choose(shape, unit, cut.kernel_rows(splits, wide == 1), cut.clustered, few);
     let mut arguments = vec![
         x.into(),
         images.into(),
@@ -323,6 +345,7 @@ pub fn launch_split(
     let product = Launch {
         kernel: blocks.kernel,
         grid: blocks.grid(shape, rows, apart),
+        cluster: blocks.cluster as u32,
         threads: blocks.block.threads as u32,
         shared_bytes: blocks.block.shared_bytes as u32,
         arguments,
@@ -333,6 +356,7 @@ pub fn launch_split(
     let reduce = Launch {
         kernel: Kernel::matmul_reduce,
         grid: [shape.outputs.div_ceil(REDUCE_THREADS) as u32, rows as u32, 1],
+        cluster: 1,
         threads: REDUCE_THREADS as u32,
         shared_bytes: 0,
         arguments: vec![

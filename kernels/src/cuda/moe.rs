@@ -62,6 +62,7 @@ pub fn route(
     (tokens > 0).then(|| Launch {
         kernel: Kernel::moe_route,
         grid: [tokens.div_ceil(moe::ROUTE_TOKENS) as u32, 1, 1],
+        cluster: 1,
         threads: moe::ROUTE_THREADS as u32,
         shared_bytes: (moe::ROUTE_TOKENS * (2 * experts + routing.top) * 4) as u32,
         arguments,
@@ -152,6 +153,7 @@ pub fn group(ids: Slice<u32>, experts: usize, to: &GroupedSlots) -> Option<Launc
     (slots > 0).then(|| Launch {
         kernel: Kernel::moe_group,
         grid: [experts as u32, 1, 1],
+        cluster: 1,
         threads: (slots / GROUPED_AT_ONCE).next_multiple_of(WARP).clamp(GROUP_THREADS_MIN, GROUP_THREADS_MAX)
             as u32,
         shared_bytes: ((experts + 2 + WARP) * 4) as u32,
@@ -233,6 +235,7 @@ pub fn choose(
     (tokens > 0).then(|| Launch {
         kernel: Kernel::moe_choose,
         grid: [1, 1, 1],
+        cluster: 1,
         threads: (tokens.max(experts.div_ceil(WARP)) * WARP) as u32,
         shared_bytes: ((2 * experts + WARP + tokens * WARP + slots + 2 * tokens * experts) * 4) as u32,
         arguments,
@@ -367,6 +370,7 @@ pub fn product(
     (slots > 0).then(|| Launch {
         kernel: blocks.kernel,
         grid: blocks.grid([shape.outputs.div_ceil(blocks.block.outputs) as u32, items as u32, 1]),
+        cluster: 1,
         threads: blocks.block.threads as u32,
         shared_bytes: blocks.block.shared_bytes as u32,
         arguments,
@@ -425,7 +429,7 @@ impl Blocks {
 
     /// Of so many tiles.
     fn grid(&self, tiles: [u32; 3]) -> [u32; 3] {
-        if self.stay { pipeline::grid(tiles) } else { tiles }
+        if self.stay { pipeline::grid(tiles, 1) } else { tiles }
     }
 }
 
@@ -458,6 +462,7 @@ pub fn combine(
     Some(Launch {
         kernel: Kernel::moe_combine,
         grid: [width.div_ceil(PACKET * moe::COMBINE_THREADS) as u32, tokens as u32, 1],
+        cluster: 1,
         threads: moe::COMBINE_THREADS as u32,
         shared_bytes: 0,
         arguments: vec![

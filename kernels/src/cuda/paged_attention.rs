@@ -163,6 +163,7 @@ pub fn launch(pages: &Pages, batch: &Batch<'_>) -> Vec<Launch> {
     let merge = Launch {
         kernel: Kernel::attention_merge,
         grid: [(plan.merges.len() / ITEM_WORDS) as u32, pages.kv_heads as u32, rows as u32],
+        cluster: 1,
         threads: MERGE_THREADS as u32,
         shared_bytes: 0,
         arguments: vec![
@@ -212,6 +213,7 @@ fn attend(pages: &Pages, batch: &Batch<'_>, items: usize) -> Launch {
         return Launch {
             kernel: pipelined_kernel(kind, rows, chunks.is_some()),
             grid: [pieces.min(batch.processors.max(1)) as u32, 1, 1],
+            cluster: 1,
             threads: PIPELINED_THREADS as u32,
             shared_bytes: pipelined_shared_bytes(kind, chunks.is_some()) as u32,
             arguments,
@@ -220,6 +222,7 @@ fn attend(pages: &Pages, batch: &Batch<'_>, items: usize) -> Launch {
     Launch {
         kernel: kernel(kind, pages.kv_type, rows, plan.carried),
         grid: [items as u32, pages.kv_heads as u32, 1],
+        cluster: 1,
         threads: (if rows == FEW_ROWS { FEW_THREADS } else { MANY_THREADS }) as u32,
         shared_bytes: shared_bytes(kind, pages.kv_type, rows) as u32,
         arguments,

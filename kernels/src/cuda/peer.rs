@@ -402,6 +402,7 @@ impl Peers {
         Launch {
             kernel,
             grid: grid.map(|size| size as u32),
+            cluster: 1,
             threads: threads as u32,
             shared_bytes: ((SHARED_WORDS + words) * 4) as u32,
             arguments: own.into_iter().chain(group).chain(arguments).collect(),

@@ -18,9 +18,9 @@ pub(super) fn suits(outputs: usize, rows: usize) -> usize {
     tiles.into_iter().min_by_key(|tile| time(*tile)).unwrap_or(ROWS_128.rows)
 }
 
-/// As many blocks as there are pieces, but no more than stay.
-pub(super) fn grid(pieces: [u32; 3]) -> [u32; 3] {
-    [pieces.iter().product::<u32>().min(PROCESSORS), 1, 1]
+/// As many clusters of so many blocks as there are pieces of theirs, but no more than stay.
+pub(super) fn grid(pieces: [u32; 3], cluster: u32) -> [u32; 3] {
+    [pieces.iter().product::<u32>().min(PROCESSORS / cluster) * cluster, 1, 1]
 }
 
 #[cfg(test)]
@@ -33,5 +33,12 @@ mod tests {
         assert_eq!(suits(28_672, 2048), 256);
         assert_eq!(suits(4096, 512), 128);
         assert_eq!(suits(1024, 200), 64);
+    }
+
+    #[test]
+    fn a_grid_is_made_of_whole_clusters() {
+        assert_eq!(grid([3, 1, 1], 2), [6, 1, 1]);
+        assert_eq!(grid([8, 16, 2], 2), [132, 1, 1]);
+        assert_eq!(grid([8, 16, 2], 1), [132, 1, 1]);
     }
 }

@@ -20,6 +20,7 @@ pub fn copy(from: Slice<u8>, to: Slice<u8>, processors: usize) -> Launch {
     Launch {
         kernel: Kernel::copy,
         grid: [processors as u32 * 8, 1, 1],
+        cluster: 1,
         threads: THREADS,
         shared_bytes: 0,
         arguments: vec![from.into(), to.into(), packets.into()],
@@ -37,6 +38,7 @@ pub fn matrix_peak(seed: Slice<u32>, out: Slice<f32>, processors: usize, rounds:
     let launch = Launch {
         kernel: Kernel::matrix_peak,
         grid: [blocks, 1, 1],
+        cluster: 1,
         threads: THREADS,
         shared_bytes: 0,
         arguments: vec![seed.into(), out.into(), rounds.into()],

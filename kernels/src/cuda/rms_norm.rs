@@ -62,6 +62,7 @@ pub fn launch(
     Some(Launch {
         kernel,
         grid: [heads.count as u32, rows as u32, 1],
+        cluster: 1,
         threads: threads as u32,
         // What warps have found is read in packets.
         shared_bytes: ((threads / 32).next_multiple_of(PACKET_WORDS) * 4) as u32,

@@ -147,7 +147,14 @@ fn any_heads(
     ];
     arguments.extend(sizes.map(Argument::from));
     arguments.extend(ending(pairing, pages, kv_scale));
-    Launch { kernel, grid: [slots.len as u32, 1, 1], threads: THREADS as u32, shared_bytes: 0, arguments }
+    Launch {
+        kernel,
+        grid: [slots.len as u32, 1, 1],
+        cluster: 1,
+        threads: THREADS as u32,
+        shared_bytes: 0,
+        arguments,
+    }
 }
 
 /// Heads in packets, normalised if they are to be.
@@ -173,6 +180,7 @@ fn heads_in_packets(tokens: &ProjectedTokens, pages: &Pages, kv_scale: [f32; 2])
     Launch {
         kernel,
         grid: [(BLOCKS / slots.len).clamp(1, parts) as u32, slots.len as u32, 1],
+        cluster: 1,
         threads: HEAD_THREADS as u32,
         shared_bytes: 0,
         arguments,

@@ -107,6 +107,7 @@ pub fn launch(
     (count > 0).then(|| Launch {
         kernel: Kernel::apply_rules,
         grid: [count as u32, 1, 1],
+        cluster: 1,
         threads: rules::THREADS as u32,
         shared_bytes: rules::SCRATCH_BYTES as u32,
         arguments: vec![

@@ -52,7 +52,14 @@ pub fn work_words(rows: usize, vocabulary: usize) -> usize {
 /// A kernel that takes the parts of all rows.
 fn step(kernel: Kernel, grid: [usize; 2], shared_bytes: usize, arguments: Vec<Argument>) -> Launch {
     let grid = [grid[0] as u32, grid[1] as u32, 1];
-    Launch { kernel, grid, threads: sample::THREADS as u32, shared_bytes: shared_bytes as u32, arguments }
+    Launch {
+        kernel,
+        grid,
+        cluster: 1,
+        threads: sample::THREADS as u32,
+        shared_bytes: shared_bytes as u32,
+        arguments,
+    }
 }
 
 /// Chooses a token for every row of `logits` `[rows, vocabulary]`; `logprobs` are the logarithms of the

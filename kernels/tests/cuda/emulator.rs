@@ -175,7 +175,7 @@ impl Device for Emulator {
         self.send(&[b'L'.into(), name.len() as u64])?;
         self.to.write_all(name.as_bytes()).map_err(gone)?;
         self.send(&launch.grid.map(u64::from))?;
-        self.send(&[launch.threads.into(), 1, 1, launch.shared_bytes.into(), order])?;
+        self.send(&[launch.cluster.into(), launch.threads.into(), 1, 1, launch.shared_bytes.into(), order])?;
         self.send(&[launch.arguments.len() as u64])?;
         for argument in &launch.arguments {
             self.send(&match *argument {

@@ -10,6 +10,8 @@ mod emulator;
 mod manifest;
 
 use emulator::Emulator;
+use keyway_kernels::cuda::matmul::{Out, Packed, ProductCut, Shape, Unit, Weights, launch};
+use keyway_kernels::cuda::{Device, Launch};
 
 /// Shared memory that launches may ask for and not write: what only some batches need, such as rows' numbers.
 /// A launcher and a kernel that disagree do so by a stage or a tile, which is more; a byte too few is an
@@ -25,6 +27,37 @@ fn the_committed_constants_are_the_kernels() {
     let differs = committed.lines().zip(wanted.lines()).find(|(here, there)| here != there);
     assert_eq!(differs, None, "src/cuda/constants.rs is stale: run kernels/build --constants");
     assert!(committed == wanted, "src/cuda/constants.rs has not all constants, or more");
+}
+
+/// A product in clusters, of two pieces of work.
+fn clustered(device: &mut dyn Device) -> Launch {
+    let shape = Shape { outputs: 128, inputs: 64, weights: Weights::Bf16 };
+    let rows = 257;
+    let mut slice = |bytes| device.slice::<u8>(bytes).expect("the emulator has memory");
+    let packed = Packed {
+        shape,
+        unit: Unit::Warpgroup,
+        images: slice(shape.packed_bytes()),
+        scales: None,
+        bias: None,
+    };
+    let (x, y, none) = (slice(rows * shape.inputs * 2), slice(rows * shape.outputs * 2), slice(0));
+    let cut = ProductCut { rows: 128, apart: false, clustered: true };
+    launch(x.cast(), rows, &packed, cut, Out::Bf16(y.cast()), none.cast()).remove(0)
+}
+
+/// What hardware refuses or never ends from: a grid of parts of clusters, blocks that lack their cluster.
+#[test]
+fn the_emulator_refuses_clusters_that_are_none() {
+    for (grid, cluster) in [(4, 2), (3, 2), (4, 1), (4, 0), (16, 16)] {
+        let Some(mut emulator) = Emulator::start(1) else { return };
+        let launch = Launch { grid: [grid, 1, 1], cluster, ..clustered(&mut emulator) };
+        assert_eq!(
+            emulator.launch(&launch).is_ok(),
+            (grid, cluster) == (4, 2),
+            "{grid} blocks, {cluster} each"
+        );
+    }
 }
 
 /// Runs the case `name` under a few orders of threads.
@@ -71,6 +104,7 @@ emulated!(
     experts_paired,
     gather,
     matmul,
+    matmul_clustered,
     moe,
     peer,
     probe,

@@ -21,8 +21,8 @@ use keyway_kernels::cuda::gpu::Gpu;
 use stand_in::StandIn;
 
 /// Operations whose cases take seconds.
-const COMPUTED: [&str; 8] =
-    ["elementwise", "gather", "matmul", "probe", "rms_norm", "rope", "rules", "sample"];
+const COMPUTED: [&str; 9] =
+    ["elementwise", "gather", "matmul", "matmul_clustered", "probe", "rms_norm", "rope", "rules", "sample"];
 
 #[test]
 fn what_kernels_compute_through_the_driver_is_right() {

@@ -27,7 +27,7 @@ macro_rules! inner_tests {
         })*
     };
 }
-inner_tests!(loads, launches, captures, gone_memory, refused, modules_fail, launches_fail);
+inner_tests!(loads, launches, clusters, captures, gone_memory, refused, modules_fail, launches_fail);
 
 #[test]
 fn a_launch_gets_what_the_device_has_and_its_own_error() {
@@ -41,6 +41,17 @@ fn a_launch_gets_what_the_device_has_and_its_own_error() {
         let Some(refused) = inside("launches", &[("CAPABILITY", capability)]) else { return };
         assert_eq!(refused.len(), 2, "{refused:?}");
     }
+}
+
+#[test]
+fn a_launch_gets_its_clusters_or_the_reason_why_not() {
+    let Some(refused) = inside("clusters", &[("CAPABILITY", "90")]) else { return };
+    assert_eq!(refused.len(), 3, "{refused:?}");
+    for (line, why) in refused.iter().zip(["whole clusters", "too many blocks", "no cluster"]) {
+        assert!(line.starts_with("cuLaunchKernelEx: silu_mul") && line.contains(why), "{line}");
+    }
+    let Some(refused) = inside("clusters", &[("CAPABILITY", "89")]) else { return };
+    assert!(refused[0].contains("no clusters on this device"), "{refused:?}");
 }
 
 /// Code that a driver has to compile first takes a minute, each time that a container starts.
@@ -157,6 +168,28 @@ mod inner {
         let found: Vec<u8> = (&mut gpu as &mut dyn Device).download(y).unwrap();
         assert!(found.chunks(2).all(|pair| pair != [0xff, 0xff]), "{found:?}");
         assert!(gpu.allocate(2 << 30).unwrap_err().to_string().contains("OUT_OF_MEMORY"));
+    }
+
+    pub(super) fn clusters() {
+        let mut gpu = Gpu::new(0).unwrap();
+        let (launch, _) = silu_mul(&mut gpu).unwrap();
+        let has_clusters = gpu.has_warpgroups();
+        let mut with = |grid: u32, cluster: u32| {
+            gpu.launch(&Launch { grid: [grid, 1, 1], cluster, ..launch.clone() }).map_err(|e| e.to_string())
+        };
+        let refused = |result: Result<(), String>, code: &str| {
+            let error = result.unwrap_err();
+            assert!(error.contains("silu_mul: ") && error.contains(code), "{error}");
+        };
+        if has_clusters {
+            with(6, 2).unwrap();
+            with(8, 8).unwrap();
+            refused(with(3, 2), "CUDA_ERROR_INVALID_VALUE");
+            refused(with(18, 9), "CUDA_ERROR_INVALID_CLUSTER_SIZE");
+            refused(with(2, 0), "CUDA_ERROR_INVALID_VALUE");
+        } else {
+            refused(with(6, 2), "CUDA_ERROR_NOT_SUPPORTED");
+        }
     }
 
     pub(super) fn captures() {

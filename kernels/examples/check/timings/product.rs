@@ -55,10 +55,11 @@ impl Product {
         Ok(matmul::launch_split(*x, *rows, packed, cut, tiles, out, partials))
     }
 
-    /// As the worker launches it.
-    pub(crate) fn work(&self, lab: &mut Lab<'_>) -> Result<Work, String> {
+    /// As the worker launches it, or, `clustered`, by blocks that share copies of weights besides.
+    pub(crate) fn work(&self, lab: &mut Lab<'_>, clustered: bool) -> Result<Work, String> {
         let Self { shape, rows, packed, .. } = self;
-        let launches = self.launches(lab, ProductCut::choose(*shape, *rows), None)?;
+        let cut = ProductCut { clustered, ..ProductCut::choose(*shape, *rows) };
+        let launches = self.launches(lab, cut, None)?;
         let scale_bytes = packed.scales.map_or(0, |s| s.len * 4);
         let bytes = (shape.packed_bytes() + scale_bytes + 2 * rows * (shape.outputs + shape.inputs)) as u64;
         Ok(Work { launches, bytes, operations: 2 * (rows * shape.outputs) as u64 * shape.inputs as u64 })

@@ -81,6 +81,7 @@ pub fn pair(
     (slots > 0).then(|| Launch {
         kernel,
         grid: [(items * tiles) as u32, 1, 1],
+        cluster: 1,
         threads: block.threads as u32,
         shared_bytes: block.shared_bytes.max(down_block.shared_bytes) as u32,
         arguments,

@@ -240,7 +240,7 @@ impl Layer {
             let row = lab.upload(&x[slot / self.top * inputs..][..inputs])?;
             let y = lab.poisoned(outputs)?;
             let none = lab.poisoned(0)?;
-            let cut = ProductCut { rows: 16, apart: false };
+            let cut = ProductCut { rows: 16, apart: false, clustered: false };
             lab.launch(matmul::launch(row, 1, &weight.alone(*expert as usize), cut, Out::Bf16(y), none))?;
             let y = lab.download(y)?;
             lab.same(&format!("slot {slot} alone"), &y, &got[slot * outputs..][..outputs])?;

@@ -87,11 +87,16 @@ fn single_one(
     let mut x = vec![bf16::ZERO; shape.inputs];
     x[place] = bf16::ONE;
     let (x, y, none) = (lab.upload(&x)?, lab.poisoned(shape.outputs)?, lab.poisoned(0)?);
-    lab.launch(launch(x, 1, &packed, ProductCut { rows: 16, apart: false }, Out::F32(y), none))?;
+    lab.launch(launch(x, 1, &packed, cut(16, false), Out::F32(y), none))?;
     let y = lab.download(y)?;
     let plain = |v: &f32| if v.is_nan() { f32::NAN } else { v + 0.0 };
     let (y, exact): (Vec<f32>, Vec<f32>) = (y.iter().map(plain).collect(), exact.iter().map(plain).collect());
     lab.same(&format!("codes of {:?}", shape.weights), &y, &exact)
+}
+
+/// Blocks that share no weights.
+pub(super) fn cut(rows: usize, apart: bool) -> ProductCut {
+    ProductCut { rows, apart, clustered: false }
 }
 
 fn one(lab: &mut Lab<'_>, shape: Shape, unit: Unit, counts: &[usize]) -> Result<(), String> {
@@ -104,19 +109,14 @@ fn one(lab: &mut Lab<'_>, shape: Shape, unit: Unit, counts: &[usize]) -> Result<
     let mut first_row: Option<Vec<bf16>> = None;
     for &rows in counts {
         let x = lab.upload(&x[..rows * shape.inputs])?;
-        let (chosen, plain) = (ProductCut::choose(shape, rows), ProductCut { rows: 16, apart: false });
+        let (chosen, plain) = (ProductCut::choose(shape, rows), cut(16, false));
         let out = weight.multiply(lab, x, rows, chosen)?;
         let tolerance = |i: usize| f64::abs(exact[i]) * BF16 + bound[i] * SUMS + 1e-30;
         lab.close(&format!("{rows} rows"), &out, &exact[..out.len()], tolerance)?;
-        let mut cuts = vec![
-            plain,
-            ProductCut { rows: 16, apart: true },
-            ProductCut { rows: 64, apart: true },
-            ProductCut { rows: 64, apart: false },
-        ];
+        let mut cuts = vec![plain, cut(16, true), cut(64, true), cut(64, false)];
         if shape.weights == Weights::Bf16 {
-            cuts.extend([ProductCut { rows: 128, apart: false }, ProductCut { rows: 128, apart: true }]);
-            cuts.extend([192, 256].map(|rows| ProductCut { rows, apart: false }));
+            cuts.extend([cut(128, false), cut(128, true)]);
+            cuts.extend([192, 256].map(|rows| cut(rows, false)));
         }
         for cut in cuts {
             let other = weight.multiply(lab, x, rows, cut)?;
@@ -156,8 +156,8 @@ fn exact(x: &[bf16], weight: &Weight, shape: Shape) -> Vec<f64> {
 }
 
 /// A weight on the device, and what it is worth.
-struct Weight {
-    packed: Packed,
+pub(super) struct Weight {
+    pub(super) packed: Packed,
     values: Vec<f32>,
     bias: Vec<bf16>,
     /// The same in bf16, where its values are.
@@ -177,7 +177,7 @@ fn scale(i: usize) -> f32 {
 }
 
 impl Weight {
-    fn new(lab: &mut Lab<'_>, shape: Shape, unit: Unit) -> Result<Self, String> {
+    pub(super) fn new(lab: &mut Lab<'_>, shape: Shape, unit: Unit) -> Result<Self, String> {
         let Shape { outputs, weights, .. } = shape;
         let made = Made::new(shape, 5, scale);
         let bias = values(6, outputs);
@@ -193,7 +193,7 @@ impl Weight {
         Ok(Self { packed, values: made.values, bias, in_bf16 })
     }
 
-    fn multiply(
+    pub(super) fn multiply(
         &self,
         lab: &mut Lab<'_>,
         x: Slice<bf16>,
@@ -205,7 +205,7 @@ impl Weight {
 
     /// By two blocks, which go through many pieces of work: a small product has fewer pieces than a GPU has
     /// processors.
-    fn by_two_blocks(
+    pub(super) fn by_two_blocks(
         &self,
         lab: &mut Lab<'_>,
         x: Slice<bf16>,
@@ -234,8 +234,7 @@ impl Weight {
         let shape = self.packed.shape;
         let y = lab.poisoned(rows * shape.outputs)?;
         let partials = lab.poisoned((shape.inputs / TILE).div_ceil(2) * rows * shape.outputs)?;
-        let cut = ProductCut { rows: 64, apart };
-        lab.launch(launch_split(x, rows, &self.packed, cut, 2, Out::Bf16(y), partials))?;
+        lab.launch(launch_split(x, rows, &self.packed, cut(64, apart), 2, Out::Bf16(y), partials))?;
         lab.download(y)
     }
 
@@ -244,7 +243,7 @@ impl Weight {
         let shape = self.packed.shape;
         let mut first: Option<Vec<f32>> = None;
         for (block, apart) in [(16, false), (64, true), (64, false), (128, true), (256, false)] {
-            let cut = ProductCut { rows: block, apart };
+            let cut = cut(block, apart);
             let y = lab.poisoned(rows * shape.outputs)?;
             let partials = lab.poisoned(cut.partial_floats(shape, rows))?;
             lab.launch(launch(x, rows, &self.packed, cut, Out::F32(y), partials))?;

@@ -8,6 +8,7 @@ mod experts;
 mod experts_paired;
 mod gather;
 mod matmul;
+mod matmul_clustered;
 mod moe;
 mod packed;
 pub(crate) mod peer;
@@ -43,6 +44,7 @@ cases!(
     experts_paired,
     gather,
     matmul,
+    matmul_clustered,
     moe,
     peer,
     probe,

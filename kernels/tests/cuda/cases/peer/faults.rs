@@ -35,6 +35,7 @@ pub(super) fn messages_that_come_late(lab: &mut Lab<'_>) -> Result<(), String> {
         lab.launch([Launch {
             kernel: Kernel::write_later,
             grid: [1; 3],
+            cluster: 1,
             threads: 1,
             shared_bytes: 0,
             arguments: vec![flag.into(), 1u32.into(), 300u32.into()],
