@@ -247,8 +247,8 @@ impl Drop for Account {
 }
 
 impl Held {
-    /// Its request has used so much: nothing is set aside for it from that moment on, so that no other request
-    /// sees both.
+    /// Its request has used so much: nothing is set aside for it from that moment on, so that no other
+    /// request sees both.
     pub(super) fn charge(mut self, outlay: Outlay, now: u64) -> Crossed {
         let mut kept = self.account.kept.lock();
         kept.held.take(std::mem::take(&mut self.outlay));

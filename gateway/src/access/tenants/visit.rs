@@ -153,8 +153,8 @@ impl Visit {
         held.transpose().inspect_err(|error| self.tenant.refuses(error))
     }
 
-    /// Charges its tenant's budgets what it has used instead of what was set aside for it, as it is entered in
-    /// the ledger.
+    /// Charges its tenant's budgets what it has used instead of what was set aside for it, as it is entered
+    /// in the ledger.
     pub fn charge(&self, held: Option<Held>, outlay: Outlay) -> Crossed {
         let now = clock::unix_seconds() as u64;
         match (held, self.tenant.account()) {
