@@ -100,8 +100,8 @@ pub struct PrefixIndex {
 }
 
 impl PrefixIndex {
-    /// An index that never allocates more than `byte_budget` bytes. A budget too small for one residency
-    /// gives an index that stays empty.
+    /// An index that never allocates more than `byte_budget` bytes, and 128 KB for who holds what many hold
+    /// (`index/crowds.rs`). A budget too small for one residency gives an index that stays empty.
     pub fn new(byte_budget: usize) -> Self {
         Self::sized(byte_budget, Ancestry::default())
     }
