@@ -43,7 +43,7 @@ pub use self::accusation::Accusation;
 use self::holding::Holding;
 pub use self::legs::LegRules;
 pub use self::pulls::Pull;
-pub use self::sent::{Sent, SentLately, SentTo};
+pub use self::sent::{SentLately, SentSignal, SentTo};
 pub use self::setting::{Setting, View};
 pub use self::shared_index::SharedIndex;
 pub use self::ticket::Ticket;
@@ -81,7 +81,7 @@ pub struct Router {
     /// What other gateways are told of placements; `None`: nothing.
     telling: Option<told::Telling>,
     /// Who is told at once where requests are sent.
-    sent: Sent,
+    sent: SentSignal,
     /// Whether some prompts' tokens are known, so that workers' KV events match them.
     tokens_come: watch::Sender<bool>,
 }
@@ -149,7 +149,7 @@ impl Router {
             decision_log: None,
             stored: None,
             telling: None,
-            sent: Sent::default(),
+            sent: SentSignal::default(),
             tokens_come: watch::Sender::new(false),
         }
     }
@@ -217,7 +217,7 @@ impl Router {
     }
 
     /// Who listens there is told at once where requests are sent.
-    pub fn sent(&self) -> &Sent {
+    pub fn sent(&self) -> &SentSignal {
         &self.sent
     }
 

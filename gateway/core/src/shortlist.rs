@@ -87,8 +87,8 @@ impl Shortlist {
         }
     }
 
-    /// Whether some worker's backlog, with what waits `ahead`, is surely no more than this; `false` where that
-    /// is not known.
+    /// Whether some worker's backlog, with what waits `ahead`, is surely no more than this; `false` where
+    /// that is not known.
     pub fn is_open(&mut self, now: Duration, backlog_ms: f64, ahead: &Ahead) -> bool {
         if self.unfit_count > 0 || !self.paces.can_be_at(now) {
             return false;

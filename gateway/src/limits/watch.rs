@@ -70,8 +70,8 @@ pub const MAX_WORKERS_FILE_BYTES: u64 = 2 << 20;
 /// (`tests/external/routing/docs/several-gateways.md`).
 pub const PEER_EVERY: Duration = Duration::from_millis(50);
 
-/// The part of that time that passes between two words of requests that are sent: what is said at once is short,
-/// and at 50 ms no more than 200 words a second.
+/// The part of that time that passes between two words of requests that are sent: what is said at once is
+/// short, and at 50 ms no more than 200 words a second.
 pub const PEER_AT_ONCE_PART: u32 = 10;
 
 /// What may be asked for instead.

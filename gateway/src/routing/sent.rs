@@ -15,9 +15,9 @@ use parking_lot::{Mutex, RwLock};
 /// Workers that are kept apart between two looks; with more, all are looked at.
 const WORKERS_MAX: usize = 16;
 
-/// All who listen.
+/// All who listen for requests that are sent.
 #[derive(Debug, Default)]
-pub struct Sent {
+pub struct SentSignal {
     /// How many there are, or were before the last who came.
     count: AtomicUsize,
     listeners: RwLock<Vec<Weak<SentLately>>>,
@@ -38,13 +38,13 @@ struct Lately {
 /// The workers that requests were sent to.
 #[derive(Debug, PartialEq, Eq)]
 pub enum SentTo {
-    /// These; none twice.
+    /// At most so many as are kept apart, and none twice.
     These(Vec<WorkerId>),
     /// So many that each is to be looked at.
     Many,
 }
 
-impl Sent {
+impl SentSignal {
     /// One who listens from now on, until it is dropped.
     pub fn listen(&self) -> Arc<SentLately> {
         let listener = Arc::<SentLately>::default();
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn a_listener_is_woken_once_for_all_that_is_sent_until_it_looks() {
-        let (sent, woken) = (Sent::default(), Arc::<Woken>::default());
+        let (sent, woken) = (SentSignal::default(), Arc::<Woken>::default());
         let waker = Arc::clone(&woken).into();
         let cx = Context::from_waker(&waker);
         let worker = WorkerId;

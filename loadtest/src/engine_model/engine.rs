@@ -224,30 +224,6 @@ impl Engine {
         self.step_ends
     }
 
-    /// A time before which no request's first or last token comes out, if nothing is submitted or cancelled;
-    /// at or after [`Engine::next_event_at`]. Who needs no other tokens saves the steps in between: while all
-    /// decode, the one that ends first ends after as many steps as it has tokens left, and none is shorter
-    /// than for the shortest one alone.
-    pub fn quiet_until(&self) -> Option<Nanos> {
-        let ends = self.step_ends?;
-        let mut left = u32::MAX;
-        let mut context = u32::MAX;
-        for run in &self.running {
-            let request = &self.requests[run.slot as usize];
-            if request.generated == 0 || request.cancelled || run.computed + run.scheduled < run.known {
-                return Some(ends);
-            }
-            (left, context) = (left.min(request.left), context.min(run.computed));
-        }
-        if !self.waiting.is_empty() {
-            return Some(ends);
-        }
-        let alone =
-            StepWork { decodes: 1, decode_context: context.into(), sequences: 1, ..StepWork::default() };
-        let step = (self.profile.cost.of(&alone) * self.slowdown).floor() as Nanos;
-        Some(ends + u64::from(left - 1) * step)
-    }
-
     /// Does all that ends until `now`, and included.
     pub fn advance(&mut self, now: Nanos, listener: &mut impl Listener) {
         let skips = !listener.hears_all();

@@ -132,7 +132,8 @@ proptest! {
         prop_assert_eq!(engine.pool().available(), blocks);
     }
 
-    /// Who hears of first and last tokens alone hears of them as one does who hears of all, whenever it looks.
+    /// Who hears of first and last tokens alone hears of them as one does who hears of all, whenever it
+    /// looks.
     #[test]
     fn steps_that_are_skipped_change_nothing(
         requests in prop::collection::vec(

@@ -6,8 +6,8 @@ use keyway_core::OwnLoad;
 use super::fleet::Run;
 use crate::engine_model::Nanos;
 
-/// The part of the time between two words that passes between two that are said at once, as the gateway has it
-/// (`PEER_AT_ONCE_PART`).
+/// The part of the time between two words that passes between two that are said at once, as the gateway has
+/// it (`PEER_AT_ONCE_PART`).
 const AT_ONCE_PART: Nanos = 10;
 /// How long a word is on its way.
 const WAY_NS: Nanos = 1_000_000;

@@ -72,7 +72,7 @@ pub(super) struct Clerk<'r, 'a> {
 
 /// The workers by what they do.
 struct Sets {
-    /// Those that answer.
+    /// Workers that answer requests.
     answering: CandidateSet,
     /// Those that compute prompts alone.
     prefill: CandidateSet,

@@ -1,6 +1,6 @@
-//! Who holds the blocks that many workers hold, of the few such blocks that were asked about lately: a bit for
-//! each worker's place. To list a thousand holders of a system prompt from the table takes as long as all else
-//! of a choice together; this is read in a moment, and kept as holders come and go.
+//! Who holds the blocks that many workers hold, of the few such blocks that were asked about lately: a bit
+//! for each worker's place. To list a thousand holders of a system prompt from the table takes as long as all
+//! else of a choice together; this is read in a moment, and kept as holders come and go.
 
 use keyway_wire::block_hash::BlockHash;
 use smallvec::{SmallVec, smallvec};
@@ -10,7 +10,7 @@ pub(super) const CROWD_MIN: usize = 32;
 /// Crowds at a time: of a thousand workers in 2 KB together, of as many as an index may know in 128 KB.
 const CROWDS: usize = 16;
 
-/// Some blocks' holders.
+/// The holders of at most so many blocks as there are places here.
 pub(super) struct Crowds([Option<Crowd>; CROWDS]);
 
 struct Crowd {

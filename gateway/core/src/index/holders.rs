@@ -105,7 +105,8 @@ impl Holders {
         listed
     }
 
-    /// What `look` says of the places of those that hold what this one does, which is the first that holds it;
+    /// What `look` says of the places of those that hold what this one does, which is the first that holds
+    /// it;
     /// `None` where they are few.
     pub(super) fn with_crowd<T>(&self, first: u32, look: impl FnOnce(&PlaceSet) -> T) -> Option<T> {
         let Slot { hash, .. } = self.slab[first];

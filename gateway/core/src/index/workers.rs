@@ -51,8 +51,8 @@ struct List {
     owner: Owner,
 }
 
-/// Bytes of one worker: its state, how much it holds, its further lists, its place in the free list, and its share of the map of
-/// ids.
+/// Bytes of one worker: its state, how much it holds, its further lists, its place in the free list, and its
+/// share of the map of ids.
 pub(super) const WORKER_BYTES: usize = size_of::<Worker>()
     + size_of::<u32>()
     + size_of::<Vec<List>>()
@@ -145,7 +145,7 @@ impl Workers {
         self.free.push(place);
     }
 
-    /// Residencies there.
+    /// Residencies at the worker of a place.
     pub(super) fn held_at(&self, place: u16) -> u32 {
         self.lens[usize::from(place)]
     }

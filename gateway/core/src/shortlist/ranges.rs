@@ -29,7 +29,7 @@ pub(super) struct Paces {
     waiting_ms: Vec<f64>,
     passing_ms: Vec<f64>,
     head_ns: Vec<f64>,
-    /// Arrivals a millisecond.
+    /// Requests that arrive in a millisecond, on the mean.
     arrivals: Vec<f64>,
     /// The busy share: what stays, and what fades.
     busy: Vec<f64>,
@@ -160,8 +160,8 @@ impl Ranges {
         }
     }
 
-    /// The formulas of [`crate::cost`] and [`crate::pace`], in another order. `HOT`: a copy of a prefix may be
-    /// of use.
+    /// The formulas of [`crate::cost`] and [`crate::pace`], in another order. `HOT`: a copy of a prefix may
+    /// be of use.
     fn range_of<const HOT: bool>(&mut self, scene: &Scene<'_>, paces: &Paces, now: Duration) {
         let model = &scene.model;
         let fade = (-paces.lengths(now)).exp();

@@ -1,7 +1,7 @@
 //! What this gateway tells others that ask (`/load` of the admin listener): what it has at each worker, as
-//! lines that come when it changes, and all of it once a second. A request that is sent is told at once: until
-//! then another gateway may send one to the same idle worker. A body that is polled, so that a client that does
-//! not read holds up no other and nothing grows.
+//! lines that come when it changes, and all of it once a second. A request that is sent is told at once:
+//! until then another gateway may send one to the same idle worker. A body that is polled, so that a client
+//! that does not read holds up no other and nothing grows.
 
 use std::{
     collections::{BTreeMap, HashMap},
