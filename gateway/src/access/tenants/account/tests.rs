@@ -76,6 +76,26 @@ fn what_is_set_aside_counts_until_it_is_settled() {
     account.may_begin(NOW).unwrap();
 }
 
+/// No moment has both what was set aside for a request and what it has used.
+#[test]
+fn what_is_set_aside_goes_as_what_is_used_comes() {
+    for _ in 0..300 {
+        let account = account("tokens_per_day = 100", NOW);
+        let held = account.hold(tokens(60), NOW).unwrap();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Relaxed) {
+                    account.may_begin(NOW).unwrap();
+                }
+            });
+            std::thread::yield_now();
+            let _ = held.charge(tokens(60), NOW);
+            is_over.store(true, Relaxed);
+        });
+    }
+}
+
 #[test]
 fn marks_are_told_once_and_the_header_says_what_is_left() {
     let account = account("tokens_per_day = 100\ncost_per_month = 0.00001\nwarn_at = 0.5", NOW);
