@@ -106,8 +106,7 @@ impl Holders {
     }
 
     /// What `look` says of the places of those that hold what this one does, which is the first that holds
-    /// it;
-    /// `None` where they are few.
+    /// it; `None` where they are few.
     pub(super) fn with_crowd<T>(&self, first: u32, look: impl FnOnce(&PlaceSet) -> T) -> Option<T> {
         let Slot { hash, .. } = self.slab[first];
         if self.slab[first].count() < CROWD_MIN {

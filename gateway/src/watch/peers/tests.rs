@@ -109,6 +109,25 @@ async fn where_a_request_is_sent_is_told_at_once() {
     drop((two, three));
 }
 
+/// So that another gateway sends what goes on from it there, too.
+#[tokio::test(start_paused = true)]
+async fn a_placement_is_told_with_the_request_that_it_is_of() {
+    let router = telling_router(&["http://a:1"], 1);
+    worker(&router, "a:1").with_health(|health| health.on_probe(true, Duration::ZERO));
+    let query = "every_ms=100&placements=1";
+    let mut telling = Telling::new(Arc::clone(&router), Leaving::new(), GatewayId::draw(), query);
+    next(&mut telling).await;
+    clock::sleep(Duration::from_millis(5)).await;
+    let began = clock::Instant::now();
+    let choice = router.choose(&request_of(7, 0, 1.0, 60), &[]).await.unwrap();
+    let line = next(&mut telling).await;
+    assert_eq!(
+        (began.elapsed(), line.workers),
+        (Duration::ZERO, vec![entry("a:1", 1, 1, choice.pick.uncached_tokens)])
+    );
+    assert!(line.placed.is_some_and(|placed| !placed.words.is_empty() && !placed.workers.is_empty()));
+}
+
 #[tokio::test(start_paused = true)]
 async fn tokens_that_fall_as_they_are_computed_are_told_now_and_then() {
     let router = router(&["http://a:1"]);
