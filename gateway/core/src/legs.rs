@@ -4,7 +4,7 @@
 //! ```text
 //! here  = cost(answering) + stall(answering)
 //! split = cost(prefill) + stall(prefill) + cost(answering, its own prefill replaced by the transfer)
-//! stall = STALL * answering * own + handed * (queue * own + own^2 / 2)
+//! stall = evenness * STALL * answering * own + handed * (queue * own + own^2 / 2)
 //! ```
 //!
 //! `stall` is what the answers under way lose: while a prompt is computed, each of the worker's `answering`
@@ -29,7 +29,8 @@
 //! | 16 | 20.8, 20, 10.2 | 320, 85, 66.8 | 5.6, 20, 4.6 |
 //!
 //! Where workers for prefill can do all there is (six), the answers' even pace should stay; where they
-//! cannot (four), a greater weight makes queues that help no answer.
+//! cannot (four), it is lost in any case, and the weight makes queues that help no answer. So there it does
+//! not count: `evenness` is 1 or 0, and something between at the brink ([`evenness`]). In the table it is 1.
 //!
 //! Who waits for the worker for prefill is no answer under way: when it counted as one, a longer queue there
 //! made it look better, and at 4 of 8 and 0.9 the mean was 121 s.
@@ -37,6 +38,10 @@
 //! On both sides of a split the prompt's blocks displace others, so both pay for that; and its answer waits
 //! behind what the answering worker has to compute, as engines take requests in their order.
 
+mod demand;
+
+pub(crate) use self::demand::PrefillDemand;
+pub use self::demand::{LeftToCompute, asked_share, evenness};
 use crate::cost::{Cost, CostModel};
 use crate::pick::{Candidate, Pick, Policy, RequestView, Turn, pick_priced};
 use crate::transfers::Transfer;
@@ -67,6 +72,8 @@ pub struct Ways {
     pub prefill_ms: f64,
     /// At the worker that would answer, from then on.
     pub answer_ms: f64,
+    /// What there is to compute on either way.
+    pub left: LeftToCompute,
 }
 
 impl Ways {
@@ -85,17 +92,18 @@ impl Ways {
     }
 }
 
-/// The price of a pick whose worker computes the prompt, with what answers under way there lose.
-pub fn with_stall(pick: &Pick, candidate: &Candidate) -> f64 {
-    pick.cost.total_ms() + stall_ms(pick, candidate)
+/// The price of a pick whose worker computes the prompt, with what answers under way there lose; `evenness`:
+/// how much these count ([`evenness`]).
+pub fn with_stall(pick: &Pick, candidate: &Candidate, evenness: f64) -> f64 {
+    pick.cost.total_ms() + stall_ms(pick, candidate, evenness)
 }
 
 /// What answers under way lose by a prompt that is computed beside them, and those to come that bring their
 /// KV, in milliseconds.
-pub fn stall_ms(pick: &Pick, candidate: &Candidate) -> f64 {
+pub fn stall_ms(pick: &Pick, candidate: &Candidate, evenness: f64) -> f64 {
     let (queue, own) = (pick.cost.queue_ms, pick.cost.own_ms);
     let later = candidate.load.handed_per_ms * (queue * own + own * own / 2.0);
-    STALL * candidate.load.answering as f64 * own + later
+    evenness * STALL * candidate.load.answering as f64 * own + later
 }
 
 /// Picks the worker that answers, of a request whose prompt another one computes; `None` if there are no
@@ -165,10 +173,12 @@ mod tests {
         let here = pick(Policy::Prefix, &view, &[answering], &TURN).unwrap();
         let first = pick(Policy::Prefix, &view, &[prefill], &TURN).unwrap();
         let second = pick_answering(Policy::Prefix, &view, &[answering], &TURN, |_| transfer).unwrap();
+        let evenness = evenness(&[prefill]);
         Ways {
-            here_ms: with_stall(&here, &answering),
-            prefill_ms: with_stall(&first, &prefill),
+            here_ms: with_stall(&here, &answering, evenness),
+            prefill_ms: with_stall(&first, &prefill, evenness),
             answer_ms: second.cost.total_ms(),
+            left: LeftToCompute { here: here.uncached_tokens, there: first.uncached_tokens },
         }
     }
 
@@ -194,6 +204,20 @@ mod tests {
         // The worker for prefill has more to do than that.
         let queued = ways(4_000, worker(1, 8, 0.0), worker(2, 0, 20_000.0), QUICK);
         assert!(!queued.is_split(Splitting::Auto), "{queued:?}");
+    }
+
+    #[test]
+    fn where_not_all_can_be_computed_elsewhere_answers_may_stand_still() {
+        let split = |asked_share, backlog_ms| {
+            let mut prefill = worker(2, 0, backlog_ms);
+            prefill.load.asked_share = asked_share;
+            ways(4_000, worker(1, 8, 0.0), prefill, QUICK).is_split(Splitting::Auto)
+        };
+        // A second there, and eight answers here that stand still for half a second each.
+        assert!(split(0.8, 1_000.0) && !split(1.2, 1_000.0));
+        // Who is free computes it in any case.
+        let busy = ways(4_000, worker(1, 8, 900.0), worker(2, 0, 0.0), QUICK);
+        assert!(busy.is_split(Splitting::Auto));
     }
 
     #[test]

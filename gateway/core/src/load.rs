@@ -10,6 +10,7 @@ use std::sync::{
 use std::time::Duration;
 
 use crate::fading::FadingSum;
+use crate::legs::{LeftToCompute, PrefillDemand};
 use crate::others::{Counted, EngineLoad, Others, OwnLoad, Shares};
 use crate::pace::{Pace, PaceBasis, PaceSnapshot, Waiting};
 use crate::ttft::Before;
@@ -24,21 +25,29 @@ pub struct Load {
 }
 
 /// What takes a lock.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Known {
     pace: Pace,
     others: Others,
+    /// Of prompts that are computed elsewhere than they are answered; `None` while there were none.
+    legs: Option<Box<Legs>>,
+}
+
+/// What a worker has to do with other workers' prompts.
+#[derive(Debug)]
+struct Legs {
     /// Requests whose prompt another worker computed, which come lately.
     handed: FadingSum,
+    /// What is asked of it for others.
+    demand: PrefillDemand,
 }
 
 /// After so long a request that came with its KV counts half.
 const HANDED_HALF_LIFE: Duration = Duration::from_secs(60);
 
-impl Default for Known {
+impl Default for Legs {
     fn default() -> Self {
-        let (pace, others) = (Pace::default(), Others::default());
-        Self { pace, others, handed: FadingSum::new(HANDED_HALF_LIFE) }
+        Self { handed: FadingSum::new(HANDED_HALF_LIFE), demand: PrefillDemand::default() }
     }
 }
 
@@ -51,6 +60,8 @@ pub struct LoadSnapshot {
     pub answering: u64,
     /// Requests per millisecond that came lately and whose prompt another worker computes.
     pub handed_per_ms: f64,
+    /// The share of its time that prompts ask for which it may compute for others, by what this gateway sends.
+    pub asked_share: f64,
     /// Uncached prompt tokens of those among them that have not produced a first token.
     pub waiting_prefill_tokens: u64,
     /// What waits, in time, and how busy it has been.
@@ -68,11 +79,21 @@ impl Default for LoadSnapshot {
             requests: 0,
             answering: 0,
             handed_per_ms: 0.0,
+            asked_share: 0.0,
             waiting_prefill_tokens: 0,
             pace,
             counted,
             shares: Shares::default(),
         }
+    }
+}
+
+impl Legs {
+    /// Requests per millisecond that are handed over here, and the share of its time that is asked for.
+    fn at(&self, now: Duration, tokens_per_ms: f64) -> (f64, f64) {
+        // What a steady rate adds up to is that rate times the half-life over ln 2.
+        let handed_per_ms = self.handed.at(now) * LN_2 / HANDED_HALF_LIFE.as_millis() as f64;
+        (handed_per_ms, self.demand.share(now, tokens_per_ms))
     }
 }
 
@@ -108,7 +129,19 @@ impl Load {
     /// A request that is here already is one whose prompt another worker computes.
     pub fn goes_elsewhere(&self, now: Duration) {
         self.elsewhere.fetch_add(1, Relaxed);
-        self.known().handed.add(1.0, now);
+        self.known().legs.get_or_insert_default().handed.add(1.0, now);
+    }
+
+    /// A request begins whose prompt this worker computes for another one, or would be the one to; `evenness`:
+    /// how much answers' pace counted ([`crate::legs::evenness`]).
+    pub fn asked(&self, now: Duration, left: LeftToCompute, evenness: f64) {
+        self.known().legs.get_or_insert_default().demand.add(now, left, evenness);
+    }
+
+    /// The share of its time that is asked for so, of a worker that computes `tokens_per_ms`; above 1 it is
+    /// more than there is.
+    pub fn asked_share(&self, now: Duration, tokens_per_ms: f64) -> f64 {
+        self.known().legs.as_ref().map_or(0.0, |legs| legs.demand.share(now, tokens_per_ms))
     }
 
     /// The KV of a request of [`Load::start_elsewhere`] is here, or will not come.
@@ -155,11 +188,13 @@ impl Load {
         let known = self.known();
         let others = known.others.now(now);
         let requests = self.requests.load(Relaxed) + others.requests.round() as u64;
+        let (handed_per_ms, asked_share) =
+            known.legs.as_ref().map_or((0.0, 0.0), |legs| legs.at(now, tokens_per_ms));
         LoadSnapshot {
             requests,
             answering: requests.saturating_sub(self.without_answer(&known)),
-            // What a steady rate adds up to is that rate times the half-life over ln 2.
-            handed_per_ms: known.handed.at(now) * LN_2 / HANDED_HALF_LIFE.as_millis() as f64,
+            handed_per_ms,
+            asked_share,
             waiting_prefill_tokens: known.pace.waiting_tokens() + others.tokens as u64,
             pace: known.pace.snapshot(now, tokens_per_ms).with_others(&others, tokens_per_ms),
             counted: others.counted,

@@ -19,6 +19,8 @@ pub struct PrefillLegMetrics {
     pub transfer_seconds_per_token: GaugeVec,
     /// `keyway_kv_transfer_handover_seconds{from,to}`, likewise.
     pub transfer_handover_seconds: GaugeVec,
+    /// `keyway_prefill_asked_share{worker}`: of workers for prefill.
+    pub asked_share: GaugeVec,
 }
 
 impl PrefillLegMetrics {
@@ -55,6 +57,12 @@ impl PrefillLegMetrics {
                 "keyway_kv_transfer_handover_seconds",
                 "What each handover between two workers takes however little is fetched, fitted likewise.",
                 &["from", "to"],
+            )?,
+            asked_share: d.real_gauges_of(
+                "keyway_prefill_asked_share",
+                "Share of a prefill worker's time that this gateway's prompts ask for, whether they are sent to it or not, once its speed \
+                 is known. Where the sum over gateways is above 1, such workers cannot compute all prompts.",
+                &["worker"],
             )?,
         })
     }

@@ -18,7 +18,6 @@ use std::{
 };
 
 use keyway_core::{
-    Ways,
     index::{Owner, PrefixIndex, WorkerId},
     may_wait,
     pick::{Candidate, Pick, Policy, Turn},
@@ -31,6 +30,7 @@ use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use tokio::sync::{Notify, oneshot};
 
+use self::split::Asks;
 use super::{
     Choice, Router, Rules, Setting, Ticket,
     legs::keep_no_kv,
@@ -135,9 +135,8 @@ struct Plan {
     roster: usize,
     candidates: Vec<Candidate>,
     pick: Pick,
-    /// What it costs if its prompt is computed where it is answered, and elsewhere; `None` where it cannot
-    /// be.
-    ways: Option<Ways>,
+    /// What its prompt asks of a worker for prefill; `None` where none may compute it.
+    asks: Option<Asks>,
     /// Whether it is computed elsewhere.
     splits: bool,
 }
@@ -348,7 +347,7 @@ impl Counter<'_> {
         let step = (self.now, &turn);
         let (policy, seen) = (self.rules.policy, (&by.seen(), &mut candidates[..]));
         let pick = self.router.consider(policy, setting, seen, ahead, step, &self.index)?;
-        let plan = Plan { roster, candidates, pick, ways: None, splits: false };
+        let plan = Plan { roster, candidates, pick, asks: None, splits: false };
         Some(if held.prefill.is_some() { self.with_ways(held, plan, ahead, &turn) } else { plan })
     }
 }
@@ -382,7 +381,7 @@ impl WorkerChooser<Waiting> for Counter<'_> {
 
     fn begin(&mut self, mut held: Waiting, plan: Option<Plan>) {
         // Without a plan no worker is ready; dropping its end of the channel, or deciding nothing, says so.
-        let Some(Plan { roster, candidates, pick, ways, splits }) = plan else { return };
+        let Some(Plan { roster, candidates, pick, asks, splits }) = plan else { return };
         let begin = held.begin.take();
         let (router, setting) = (self.router, &held.setting);
         let Roster { worker_of, candidate_set, stale, .. } = &mut self.rosters[roster];
@@ -423,7 +422,10 @@ impl WorkerChooser<Waiting> for Counter<'_> {
             .placing_later(coming)
             .in_session(held.next_turn().filter(|_| self.pauses));
         // From here on it is dropped after the locks are open, whatever happens: it takes them itself.
-        if ways.is_some() || pull.is_some() {
+        if let Some(Asks { of, left, evenness }) = &asks {
+            of.load.asked(self.now, *left, *evenness);
+        }
+        if asks.is_some() || pull.is_some() {
             router.metrics.prefill_legs.chose(splits, pull.is_some());
         }
         self.decisions.add(begin, Ok(Choice { worker: Arc::clone(&worker), pick, splits, pull, ticket }));

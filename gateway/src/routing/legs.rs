@@ -1,12 +1,12 @@
 //! Whether a request's prompt is computed where it is answered, by [`keyway_core::legs`] with the gateway's
 //! workers; and what handovers of KV between them have taken.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use keyway_core::{
     Splitting, Transfers, Ways, consider,
     index::{PrefixIndex, WorkerId},
-    legs::{pick_answering, stall_ms, with_stall},
+    legs::{LeftToCompute, asked_share, evenness, pick_answering, stall_ms, with_stall},
     pick::{Candidate, Pick, Policy, Turn},
     waiting_room::Ahead,
 };
@@ -49,6 +49,8 @@ pub(super) struct Split {
     pub(super) answering: Pick,
     /// The worker that would compute the prompt, among its side's.
     pub(super) prefill: Pick,
+    /// How much the pace of answers counts.
+    pub(super) evenness: f64,
 }
 
 /// The ways of a request, for people.
@@ -60,6 +62,10 @@ pub struct ExplainedWays {
     split: SplitWay,
     /// Until the worker that computes the prompt is ready for it, which the request waits for in the gateway.
     wait_ms: f64,
+    /// The share of their time that prompts ask of the workers for prefill: above 1, they cannot compute all.
+    prefill_asked_share: f64,
+    /// How much it counts, from 1 to 0, that answers under way stand still.
+    evenness: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -90,7 +96,7 @@ impl Default for LegRules {
 }
 
 impl Side<'_> {
-    fn worker_at(&self, candidate: usize) -> &Worker {
+    pub(super) fn worker_at(&self, candidate: usize) -> &Arc<Worker> {
         &self.setting.workers[self.worker_of[candidate]]
     }
 }
@@ -171,14 +177,16 @@ impl Router {
         if !must && here.uncached_tokens.min(second.uncached_tokens) < legs.from_tokens {
             return None;
         }
-        let here_ms = with_stall(here, &answering.candidates[here.index]);
+        let evenness = evenness(prefill.candidates);
+        let here_ms = with_stall(here, &answering.candidates[here.index], evenness);
         let ways = Ways {
             here_ms: if must { f64::INFINITY } else { here_ms },
-            prefill_ms: with_stall(&first, &from),
+            prefill_ms: with_stall(&first, &from, evenness),
             answer_ms: second.cost.total_ms(),
+            left: LeftToCompute { here: here.uncached_tokens, there: first.uncached_tokens },
         };
         let answering = Pick { index: places[second.index], ..second };
-        Some(Split { ways, answering, prefill: first })
+        Some(Split { ways, answering, prefill: first, evenness })
     }
 
     /// The ways of a request that may be computed elsewhere, beside its [`Router::preview`].
@@ -208,15 +216,17 @@ impl Router {
         let ttft_ms = |setting: &Setting, candidates: &[Candidate], pick: &Pick| {
             setting.predicted_ttft_ms(now, &setting.workers[pick.index], &candidates[pick.index])
         };
-        let computes =
-            if splits { &prefill.candidates[split.prefill.index] } else { &candidates[here.index] };
+        let from = &prefill.candidates[split.prefill.index];
+        let computes = if splits { from } else { &candidates[here.index] };
         Some(ExplainedWays {
             chosen: if splits { "split" } else { "here" },
             wait_ms: computes.load.pace.backlog_ms,
+            prefill_asked_share: asked_share(prefill.candidates),
+            evenness: split.evenness,
             here: Way {
                 worker: setting.workers[here.index].name.clone(),
                 predicted_ttft_ms: ttft_ms(setting, candidates, here),
-                stall_ms: stall_ms(here, &candidates[here.index]),
+                stall_ms: stall_ms(here, &candidates[here.index], split.evenness),
                 cost_ms: split.ways.here_ms,
             },
             split: SplitWay {
@@ -226,7 +236,7 @@ impl Router {
                     + wait_ms(&candidates[split.answering.index])
                     + split.answering.cost.fetch_ms,
                 transfer_ms: split.answering.cost.fetch_ms,
-                stall_ms: stall_ms(&split.prefill, &prefill.candidates[split.prefill.index]),
+                stall_ms: stall_ms(&split.prefill, from, split.evenness),
                 cost_ms: split.ways.split_ms(),
             },
         })
@@ -246,9 +256,18 @@ impl Router {
         self.transfers.lock().observe(now, (from, to), tokens, (ms, queue_ms));
     }
 
-    /// Sets the gauges of handovers and pulls, before a scrape.
+    /// Sets the gauges of handovers and pulls, and of what is asked of workers for prefill, before a scrape.
     pub(super) fn show_transfers(&self) {
         let fleet = self.fleet.all();
+        let asked = &self.metrics.prefill_legs.asked_share;
+        asked.reset();
+        for worker in fleet.iter().filter(|worker| worker.role() == Role::Prefill) {
+            if let Some(speed) = worker.rate.lock().tokens_per_second() {
+                asked
+                    .with_label_values(&[&worker.name])
+                    .set(worker.load.asked_share(self.now(), speed / 1e3));
+            }
+        }
         let name =
             |id: WorkerId| fleet.iter().find(|worker| worker.id == id).map(|worker| worker.name.clone());
         let shows = |transfers: &Transfers, [per_token, each]: [&GaugeVec; 2]| {

@@ -395,14 +395,14 @@ impl Router {
         context.is_some_and(|context| context > 0 && tokens > sure * context)
     }
 
-    /// What a worker for answers is taken to compute of prompts, if it has hardly had any: as much as those
-    /// that are for prompts do on the mean. A guess instead made computing here look many times too slow.
+    /// What a worker is taken to compute of prompts, if it has hardly had any: as much as those for the other
+    /// part of requests do on the mean. With a guess instead, one of both looked many times too slow.
     fn unknown_rate(&self, request: &RequestInfo, leg: Leg) -> Option<f64> {
-        if request.moves_kv.is_none() || leg == Leg::Prefill {
-            return None;
-        }
+        request.moves_kv?;
+        let is_prefill = leg == Leg::Prefill;
         let (mut sum, mut count) = (0.0, 0_u32);
-        for worker in self.fleet.all().iter().filter(|worker| worker.role() == Role::Prefill) {
+        for worker in self.fleet.all().iter().filter(|worker| (worker.role() == Role::Prefill) != is_prefill)
+        {
             if worker.may_serve(request.model.as_deref())
                 && let Some(rate) = worker.rate.lock().tokens_per_second()
             {

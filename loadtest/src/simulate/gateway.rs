@@ -8,6 +8,7 @@ use keyway_core::{
     EngineLoad, Load, LoadSnapshot, OwnLoad, PrefixIndex, RoomRules, Shortlist, Transfers, WaitingRoom,
     WorkerId,
     index::Placement,
+    legs::LeftToCompute,
     others::Shares,
     pace::Waiting,
     pick::{Candidate, RequestView, Turn},
@@ -198,6 +199,11 @@ impl Gateway {
         let desk = self.desk(worker);
         desk.context_tokens += prompt;
         desk.load.start_elsewhere(Duration::from_nanos(at));
+    }
+
+    /// A request begins whose prompt this worker computes for another one, or would be the one to.
+    pub(super) fn asked(&self, worker: usize, at: Nanos, left: LeftToCompute, evenness: f64) {
+        self.desks[worker].load.asked(Duration::from_nanos(at), left, evenness);
     }
 
     /// A worker has refused a request that counted at it.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use keyway_core::{
     PromptViews, RoomRules, Splitting, Ways, WorkerId, consider, consider_peers,
     index::MatchLengths,
-    legs::{pick_answering, with_stall},
+    legs::{LeftToCompute, evenness, pick_answering, with_stall},
     may_wait,
     pick::{Candidate, Pick, Policy, RequestView, Turn},
     quote, quote_one,
@@ -49,11 +49,21 @@ pub(super) struct Plan {
     index: usize,
     /// Whether another worker is to compute the prompt.
     splits: bool,
+    /// What its prompt asks of a worker for prefill; `None` where none may compute it.
+    asks: Option<Asks>,
     /// The worker that it fetches a prefix from.
     pulls: Option<WorkerId>,
     pub(super) uncached_tokens: u64,
     /// How much of it the workers hold, where the gateway's own policies choose.
     lengths: MatchLengths,
+}
+
+/// What a prompt asks of the worker that computes it for another one, or would be the one to.
+struct Asks {
+    of: usize,
+    left: LeftToCompute,
+    /// How much it counted that answers stand still.
+    evenness: f64,
 }
 
 /// The waiting room's desk.
@@ -185,7 +195,7 @@ impl<'r, 'a> Clerk<'r, 'a> {
         let Shortlisted { pick, chosen, lengths } = gateway.shortlisted(self.at, &view, ahead, turn)?;
         let quote = quote_one(policy, hold, arrival.prompt_tokens, (&chosen, workers), &pick);
         let Pick { index, uncached_tokens, .. } = pick;
-        Some((quote, Plan { index, splits: false, pulls: None, uncached_tokens, lengths }))
+        Some((quote, Plan { index, splits: false, pulls: None, uncached_tokens, lengths, asks: None }))
     }
 
     /// The turn of one more choice.
@@ -203,7 +213,8 @@ impl<'r, 'a> Clerk<'r, 'a> {
         legs.prefill > 0 && legs.splitting != Splitting::Never && arrival.answering.is_none()
     }
 
-    /// The pick that answers if another worker computes the prompt, where that is to be.
+    /// The pick that answers if another worker computes the prompt, where that is to be, and what the prompt
+    /// asks; `None` if none may.
     fn split(
         &self,
         view: &RequestView<'_>,
@@ -211,23 +222,28 @@ impl<'r, 'a> Clerk<'r, 'a> {
         mut prefill: Vec<Candidate>,
         (ahead, turn): (&Ahead, &Turn),
         policy: Policy,
-    ) -> Option<Pick> {
+    ) -> Option<(Option<Pick>, Asks)> {
         let (gateway, legs) = (&self.run.gateways[self.gateway], self.run.setup.legs);
         let (now, index) = (Duration::from_nanos(self.at), &gateway.index);
         let (view, seen) = ([*view], (now, turn));
         let first = consider(policy, &PromptViews::of(&view, &[]), &mut prefill, ahead, seen, index)?;
         let from = prefill[first.index];
+        let evenness = evenness(&prefill);
         let transfer = |one: &Candidate| gateway.transfers.between(now, from.worker, one.worker);
         let second = pick_answering(policy, &view[0], candidates, turn, transfer)?;
         if here.uncached_tokens.min(second.uncached_tokens) < legs.from_tokens {
             return None;
         }
         let ways = Ways {
-            here_ms: with_stall(here, &candidates[here.index]),
-            prefill_ms: with_stall(&first, &from),
+            here_ms: with_stall(here, &candidates[here.index], evenness),
+            prefill_ms: with_stall(&first, &from, evenness),
             answer_ms: second.cost.total_ms(),
+            left: LeftToCompute { here: here.uncached_tokens, there: first.uncached_tokens },
         };
-        ways.is_split(legs.splitting).then_some(second)
+        Some((
+            ways.is_split(legs.splitting).then_some(second),
+            Asks { of: first.index, left: ways.left, evenness },
+        ))
     }
 }
 
@@ -281,7 +297,7 @@ impl WorkerChooser<Arrival> for Clerk<'_, '_> {
                 Quote { worker, backlog_ms: f64::NEG_INFINITY, own_ms: 0.0, weighed: candidates.len() };
             let uncached_tokens = view.prompt_tokens - view.matched_tokens(matched_blocks);
             let lengths = MatchLengths::default();
-            let plan = Plan { index, uncached_tokens, lengths, splits: false, pulls: None };
+            let plan = Plan { index, uncached_tokens, lengths, splits: false, pulls: None, asks: None };
             return Some((quote, plan));
         };
         if let (Some(next), Some(sets)) = (crowds, &gateway.sets) {
@@ -293,19 +309,23 @@ impl WorkerChooser<Arrival> for Clerk<'_, '_> {
         let pick = consider_peers(policy, &seen, &mut candidates, ahead, step, (&gateway.index, transfer))?;
         let split = prefill
             .and_then(|prefill| self.split(&views[0], (&pick, &candidates), prefill, (ahead, &turn), policy));
+        let (split, asks) = split.map_or((None, None), |(pick, asks)| (pick, Some(asks)));
         let (splits, pick) = (split.is_some(), split.unwrap_or(pick));
         let quote = quote(policy, hold && !splits, arrival.prompt_tokens, &candidates, &pick);
         let chosen = &candidates[pick.index];
         let pulls = chosen.peer();
         let Pick { index, uncached_tokens, .. } = pick;
         let lengths = MatchLengths::of(&candidates);
-        Some((quote, Plan { index, splits, pulls, uncached_tokens, lengths }))
+        Some((quote, Plan { index, splits, pulls, uncached_tokens, lengths, asks }))
     }
 
     fn begin(&mut self, mut arrival: Arrival, plan: Option<Plan>) {
         // There is at least one worker, so there is a plan.
-        let Some(Plan { index, splits, pulls, uncached_tokens, lengths }) = plan else { return };
+        let Some(Plan { index, splits, pulls, uncached_tokens, lengths, asks }) = plan else { return };
         let is_first_leg = arrival.answering.is_some();
+        if let Some(Asks { of, left, evenness }) = asks {
+            self.run.gateways[self.gateway].asked(of, self.at, left, evenness);
+        }
         let worker = index + if is_first_leg { 0 } else { self.run.setup.legs.prefill };
         let view = arrival.view(self.run.setup);
         let gateway = &mut self.run.gateways[self.gateway];

@@ -345,6 +345,19 @@ fn a_prompt_is_computed_elsewhere_where_that_keeps_answers_going() {
 }
 
 #[test]
+fn no_request_waits_for_workers_for_prefill_that_cannot_compute_all_prompts() {
+    // A prompt takes a second. One worker computes them for three that answer.
+    let figures = |gap_ms: u64| {
+        let fleet = "--workers 4 --profile fcfs-6k --policy prefix --itl --prefill 1";
+        run(&long_prompts(300, gap_ms), fleet).runs.remove(0)
+    };
+    let (able, unable) = (figures(1_500), figures(400));
+    assert!(able.split > 100 && able.itl.unwrap().p99 < 25.0, "{} {:?}", able.split, able.itl);
+    let mean_ms = unable.ttft.unwrap().mean;
+    assert!(mean_ms < 2_000.0, "{mean_ms}");
+}
+
+#[test]
 fn a_prefix_is_fetched_where_its_holder_is_busy() {
     // Ninety conversations begin one after the other; every fourth goes on at once, and some have one home.
     let mut file = tempfile::NamedTempFile::new().unwrap();

@@ -184,6 +184,7 @@ const SILENT: [&str; 45] = [
     "keyway_kv_pull_each_seconds",
     "keyway_kv_transfer_seconds_per_token",
     "keyway_kv_transfer_handover_seconds",
+    "keyway_prefill_asked_share",
     "keyway_model_fallbacks_total",
     "keyway_model_splits_total",
     "keyway_worker_refusals_total",

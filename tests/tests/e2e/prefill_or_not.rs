@@ -53,6 +53,7 @@ async fn a_worker_computes_what_it_answers_until_its_answers_would_stand_still()
     let ms = |of: &str, what: &str| told[of][what].as_f64().unwrap();
     assert!(ms("here", "cost_ms") > ms("split", "cost_ms") && ms("here", "stall_ms") > 0.0, "{told}");
     assert!(ms("split", "transfer_ms") > 0.0 && ms("split", "stall_ms") == 0.0, "{told}");
+    assert_eq!(told["evenness"].as_f64(), Some(1.0), "{told}");
     let mut client = fleet.ask(&chat_stream(&long(&format!("{asked}?")))).await;
     let call = fleet.prefill[0].call().await;
     assert_eq!(fleet.decode[0].request_count(), asked, "it has nothing to fetch yet");
@@ -67,6 +68,27 @@ async fn a_worker_computes_what_it_answers_until_its_answers_would_stand_still()
     for (_, call) in under_way {
         call.done().await;
     }
+}
+
+/// What answers lose by standing still is no reason to wait for workers that cannot compute all prompts.
+#[tokio::test]
+async fn workers_for_prefill_that_are_asked_for_more_than_they_can_do_are_no_reason_to_wait() {
+    let fleet = Fleet::splitting("auto", 1, 1).await;
+    let (mut client, call) = here(&fleet, "First?").await;
+    assert_eq!(ways(&fleet, "Then?").await["evenness"].as_f64(), Some(1.0));
+    let mut asked = Vec::new();
+    for i in 0..4 {
+        asked.push(fleet.ask(&chat_stream(&format!("{i} {}", "word ".repeat(60_000)))).await);
+    }
+    let share = async || ways(&fleet, "Then?").await["prefill_asked_share"].as_f64().unwrap();
+    eventually!(share().await > 1.0, "the prompts have begun");
+    let told = ways(&fleet, "Then?").await;
+    assert_eq!(told["evenness"].as_f64(), Some(0.0), "{told}");
+    let metrics = fleet.gateway.metrics().await;
+    assert!(metrics.sum("keyway_prefill_asked_share", &[]) > 1.0);
+    drop(asked);
+    call.done().await;
+    client.next_event().await;
 }
 
 /// The worker that answers has nothing of a prompt until its KV comes. What goes on from that prompt would be

@@ -1,13 +1,26 @@
 //! A request's way of being computed, as it is chosen at the counter: the workers on both sides, at one look
 //! at the index and at all loads.
 
-use keyway_core::{pick::Turn, waiting_room::Ahead};
+use std::sync::Arc;
+
+use keyway_core::{legs::LeftToCompute, pick::Turn, waiting_room::Ahead};
 
 use super::{Counter, Held, Plan, Roster};
-use crate::routing::{legs::Side, setting::Few};
+use crate::{
+    fleet::Worker,
+    routing::{legs::Side, setting::Few},
+};
+
+/// What a prompt asks of the worker that computes it for another one, or would be the one to.
+pub(super) struct Asks {
+    pub(super) of: Arc<Worker>,
+    pub(super) left: LeftToCompute,
+    /// How much it counted that answers stand still.
+    pub(super) evenness: f64,
+}
 
 impl Counter<'_> {
-    /// The plan of a request that other workers may compute the prompt of: with what both ways cost, and for
+    /// The plan of a request that other workers may compute the prompt of: by what both ways cost, and for
     /// the worker that is to answer then.
     pub(super) fn with_ways(&mut self, held: &Held, mut plan: Plan, ahead: &Ahead, turn: &Turn) -> Plan {
         let Some(setting) = &held.prefill else { return plan };
@@ -23,6 +36,8 @@ impl Counter<'_> {
         let Some(split) = split else { return plan };
         let splits = split.ways.is_split(self.rules.legs.splitting);
         let pick = if splits { split.answering } else { plan.pick };
-        Plan { pick, splits, ways: Some(split.ways), ..plan }
+        let of = Arc::clone(prefill.worker_at(split.prefill.index));
+        let asks = Asks { of, left: split.ways.left, evenness: split.evenness };
+        Plan { pick, splits, asks: Some(asks), ..plan }
     }
 }

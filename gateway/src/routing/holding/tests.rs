@@ -16,6 +16,7 @@ use crate::{
         session::{SaidBy, Session},
         token_keyer::TokenPrompt,
     },
+    routing::setting::Leg,
 };
 
 fn keyer() -> KeyerConfig {
@@ -171,30 +172,31 @@ async fn a_request_in_one_leg_is_none_that_brings_its_kv() {
     assert!(choice.worker.load.snapshot(now, 1.0).handed_per_ms > 0.0);
 }
 
-/// A worker for answers has computed nothing yet: it is taken to be as fast as those for prompts, not as an
-/// unknown one.
+/// A worker for one part of requests has computed nothing yet: it is taken to be as fast as those for the
+/// other part, not as an unknown one.
 #[test]
-fn a_worker_for_answers_is_priced_by_those_for_prompts_until_it_has_computed_some() {
+fn a_worker_for_one_part_is_priced_by_those_for_the_other_until_it_has_computed_some() {
     let configs = ["http://a:1;role=prefill", "http://b:1;role=decode", "http://c:1;role=decode"];
     let configs: Vec<_> = configs.iter().map(|url| url.parse().unwrap()).collect();
-    let fleet = Arc::new(Fleet::new(&configs, Duration::ZERO, &Ejections::new(Clock::start(), None)));
-    fleet.all().iter().for_each(|worker| worker.with_health(|health| health.on_probe(true, Duration::ZERO)));
-    let metrics = Arc::new(Metrics::new().unwrap());
-    let router = Router::new(fleet, metrics, Clock::start(), Policy::Prefix, keyer(), 1 << 20);
-    let at = |name: &str| Arc::clone(router.fleet().all().iter().find(|worker| worker.name == name).unwrap());
-    let learn = |name: &str, per_s: f64| {
-        (0..40).for_each(|_| at(name).rate.lock().observe(6_000, 6_000.0 / per_s));
-    };
-    let priced = |may_move_kv: bool| {
+    // What these are priced by, if so fast a worker of this name is known.
+    let priced = |known: &str, leg: Leg, may_move_kv: bool| {
+        let fleet = Arc::new(Fleet::new(&configs, Duration::ZERO, &Ejections::new(Clock::start(), None)));
+        for worker in fleet.all().iter() {
+            worker.with_health(|health| health.on_probe(true, Duration::ZERO));
+            if worker.name == known {
+                (0..40).for_each(|_| worker.rate.lock().observe(6_000, 0.1));
+            }
+        }
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let router = Router::new(fleet, metrics, Clock::start(), Policy::Prefix, keyer(), 1 << 20);
         let request = RequestInfo { moves_kv: may_move_kv.then_some(Api::Chat), ..request("word ") };
-        let setting = router.setting(&request, &[]).unwrap();
+        let setting = router.setting_for(&request, &[], leg).unwrap();
         let candidates = setting.candidates(Duration::from_secs(1), false);
-        let mut rates: Vec<f64> = candidates.iter().map(|one| one.tokens_per_ms.round()).collect();
-        rates.sort_by(f64::total_cmp);
-        rates
+        candidates.iter().map(|one| one.tokens_per_ms.round()).collect::<Vec<_>>()
     };
-    assert_eq!(priced(true), [8.0, 8.0], "nothing is known of any");
-    learn("a:1", 60_000.0);
-    assert_eq!(priced(true), [60.0, 60.0]);
-    assert_eq!(priced(false), [8.0, 8.0], "there it is compared with none of them");
+    assert_eq!(priced("none", Leg::Answer, true), [8.0, 8.0]);
+    assert_eq!(priced("none", Leg::Prefill, true), [8.0]);
+    assert_eq!(priced("a:1", Leg::Answer, true), [60.0, 60.0]);
+    assert_eq!(priced("b:1", Leg::Prefill, true), [60.0]);
+    assert_eq!(priced("a:1", Leg::Answer, false), [8.0, 8.0], "there it is compared with none of them");
 }
