@@ -316,12 +316,12 @@ impl WorkerChooser<Arrival> for Clerk<'_, '_> {
         let pulls = chosen.peer();
         let Pick { index, uncached_tokens, .. } = pick;
         let lengths = MatchLengths::of(&candidates);
-        Some((quote, Plan { index, splits, pulls, uncached_tokens, lengths, asks }))
+        Some((quote, Plan { index, splits, asks, pulls, uncached_tokens, lengths }))
     }
 
     fn begin(&mut self, mut arrival: Arrival, plan: Option<Plan>) {
         // There is at least one worker, so there is a plan.
-        let Some(Plan { index, splits, pulls, uncached_tokens, lengths, asks }) = plan else { return };
+        let Some(Plan { index, splits, asks, pulls, uncached_tokens, lengths }) = plan else { return };
         let is_first_leg = arrival.answering.is_some();
         if let Some(Asks { of, left, evenness }) = asks {
             self.run.gateways[self.gateway].asked(of, self.at, left, evenness);
