@@ -1,6 +1,8 @@
 //! The log on stderr, as [`Lines`]: a pipe that no process reads or a disk that hangs holds up no request,
 //! and lost lines are counted.
 
+mod requests;
+
 use std::{
     io::{self, IsTerminal},
     sync::LazyLock,
@@ -11,8 +13,12 @@ use keyway_lines::{Fate, Lines};
 use prometheus::IntCounter;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{
+    EnvFilter,
+    fmt::format::{self, JsonFields},
+};
 
+use self::requests::RequestLines;
 use crate::limits::LOG_QUEUE_BYTES;
 
 /// How log lines look.
@@ -55,8 +61,11 @@ pub fn to_stderr(format: LogFormat) -> Log {
     });
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(lines.clone()).with_ansi(colour);
     match format {
-        LogFormat::Text => log.init(),
-        LogFormat::Json => log.json().init(),
+        LogFormat::Text => log.event_format(RequestLines { json: false, others: format::format() }).init(),
+        LogFormat::Json => {
+            let lines = RequestLines { json: true, others: format::format().json() };
+            log.fmt_fields(JsonFields::new()).event_format(lines).init();
+        }
     }
     Log(lines)
 }

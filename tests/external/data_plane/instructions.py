@@ -64,7 +64,7 @@ def instructions(binary, args, scratch, backends, work):
     command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", f"--log-file={log}", binary, "--listen", f"127.0.0.1:{PORT}",
                "--admin-listen", f"127.0.0.1:{ADMIN}", *args.keyway_args.split(), *workers]
     process = subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-                               env={**os.environ, "RUST_LOG": "warn"}, preexec_fn=lambda: os.sched_setaffinity(0, {0}))
+                               env={**os.environ, "RUST_LOG": args.log}, preexec_fn=lambda: os.sched_setaffinity(0, {0}))
     try:
         bench.await_port(PORT)
         bench.await_port(ADMIN, "/readyz")
@@ -87,6 +87,7 @@ def main():
     parse.add_argument("--keyway", required=True)
     parse.add_argument("--base", required=True, help="the build that it is compared with")
     parse.add_argument("--keyway-args", default="")
+    parse.add_argument("--log", default="warn", help="RUST_LOG: with `info` each request writes its line, as by default")
     parse.add_argument("--repeats", type=int, default=3)
     args = parse.parse_args()
     args.backend = "plain"
