@@ -60,7 +60,7 @@ pub struct LoadSnapshot {
     pub answering: u64,
     /// Requests per millisecond that came lately and whose prompt another worker computes.
     pub handed_per_ms: f64,
-    /// The share of its time that prompts ask for which it may compute for others, by what this gateway sends.
+    /// The share of its time that this gateway's prompts ask for which it may compute for others.
     pub asked_share: f64,
     /// Uncached prompt tokens of those among them that have not produced a first token.
     pub waiting_prefill_tokens: u64,
@@ -132,8 +132,8 @@ impl Load {
         self.known().legs.get_or_insert_default().handed.add(1.0, now);
     }
 
-    /// A request begins whose prompt this worker computes for another one, or would be the one to; `evenness`:
-    /// how much answers' pace counted ([`crate::legs::evenness`]).
+    /// A request begins whose prompt this worker computes for another one, or would be the one to.
+    /// `evenness`: how much answers' pace counted ([`crate::legs::evenness`]).
     pub fn asked(&self, now: Duration, left: LeftToCompute, evenness: f64) {
         self.known().legs.get_or_insert_default().demand.add(now, left, evenness);
     }

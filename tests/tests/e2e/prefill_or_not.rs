@@ -84,8 +84,6 @@ async fn workers_for_prefill_that_are_asked_for_more_than_they_can_do_are_no_rea
     eventually!(share().await > 1.0, "the prompts have begun");
     let told = ways(&fleet, "Then?").await;
     assert_eq!(told["evenness"].as_f64(), Some(0.0), "{told}");
-    let metrics = fleet.gateway.metrics().await;
-    assert!(metrics.sum("keyway_prefill_asked_share", &[]) > 1.0);
     drop(asked);
     call.done().await;
     client.next_event().await;
@@ -158,6 +156,26 @@ async fn what_waits_at_a_worker_is_what_it_computes_itself() {
     client.next_event().await;
     eventually!(waiting(&fleet.decode[0]).await == 0.0);
     call.done().await;
+}
+
+#[tokio::test]
+async fn what_is_asked_of_a_worker_for_prefill_is_shown_once_its_speed_is_known() {
+    let fleet = Fleet::splitting("always", 1, 1).await;
+    let worker = fleet.prefill[0].addr().to_string();
+    let asked =
+        async || fleet.gateway.metrics().await.sum("keyway_prefill_asked_share", &[("worker", &worker)]);
+    for question in 0..20 {
+        if question == 10 {
+            assert_eq!(asked().await, 0.0);
+        }
+        let mut client = fleet.ask(&chat_stream(&long(&format!("{question}?")))).await;
+        keep(fleet.prefill[0].call().await, "p", 0).await;
+        let mut call = fleet.decode[0].call().await;
+        call.begin_stream().await;
+        call.done().await;
+        assert_eq!(client.head().await.status(), 200);
+    }
+    assert!(asked().await > 0.0);
 }
 
 #[tokio::test]
