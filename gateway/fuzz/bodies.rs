@@ -55,7 +55,7 @@ pub fn request(data: &[u8]) {
         assert_eq!(&info.salt, salt);
     }
     let again = request::read(data, keyer);
-    assert_eq!(info.chain.blocks, again.chain.blocks);
+    assert_eq!(info.chain.names, again.chain.names);
 }
 
 /// A tenant's request: it carries the tenant's salt and no other, nothing that steers, and nothing else has

@@ -410,7 +410,7 @@ impl Fleet {
 
     /// An id that follows from the name, so that every gateway gives it and their rendezvous orders agree.
     fn id_for(&self, name: &str) -> WorkerId {
-        let hash = Chain::new(HashKey::new(0), name.as_bytes()).push(b"worker").0 as u32;
+        let hash = Chain::new(HashKey::new(0), name.as_bytes()).hash(b"worker") as u32;
         let mut ids = (hash..=u32::MAX).chain(0..hash).map(WorkerId);
         let taken = |id: &WorkerId| {
             let own = |worker: &Worker| [worker.id, worker.residency.token_id, worker.residency.any_tier_id];

@@ -210,8 +210,8 @@ pub const EXPECTED_LINGER: Duration = Duration::from_millis(250);
 /// full.
 pub const EXPECTED_LINGER_MAX: usize = 512;
 
-/// Bytes to remember sessions' last prompts by, 4 for each block of text: 20,000 sessions of 6 KB, or 250 of
-/// 400 KB.
+/// Bytes to remember sessions' last prompts by, 4 for each name and 192 more: 16,000 sessions of 6 KB, or
+/// 6,500 of 400 KB.
 pub const DRIFT_MEMORY_BYTES: usize = 8 << 20;
 
 /// Bytes of remembered tokens for each model with a tokenizer: 16 million tokens of prompts.

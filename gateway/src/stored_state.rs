@@ -108,12 +108,12 @@ impl StoredState {
 
     /// What an id is remembered as.
     fn name(&self, id: &str) -> u64 {
-        Chain::new(self.key, b"stored id").push(id.as_bytes()).0
+        Chain::new(self.key, b"stored id").hash(id.as_bytes())
     }
 
     /// Whose request it is; 0 where there are no tenants.
     fn tenant_of(&self, record: &Record) -> u64 {
-        let of = |name: &str| Chain::new(self.key, b"stored for").push(name.as_bytes()).0;
+        let of = |name: &str| Chain::new(self.key, b"stored for").hash(name.as_bytes());
         record.visit().map_or(0, |visit| of(visit.tenant().name()))
     }
 

@@ -108,7 +108,8 @@ pub(crate) fn first_of_equal_weights(
 
 fn chwbl_key(request: &RequestView<'_>) -> Option<BlockHash> {
     let blocks = (CHWBL_KEY_TOKENS / request.block_tokens.max(1.0)).ceil() as usize;
-    request.chain.get(blocks.saturating_sub(1)).or(request.chain.last()).copied()
+    let names = request.spans().names(blocks);
+    request.chain.get(names.saturating_sub(1)).or(request.chain.last()).copied()
 }
 
 /// Requests per weight once one more has come.

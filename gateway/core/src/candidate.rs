@@ -2,6 +2,7 @@
 //! [`crate::pick`]'s.
 
 use keyway_wire::block_hash::BlockHash;
+use keyway_wire::spans::Spans;
 
 use crate::index::WorkerId;
 use crate::load::LoadSnapshot;
@@ -64,11 +65,11 @@ pub struct Reuse {
 /// What the choice needs to know of a request.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct RequestView<'a> {
-    /// Hashes of the prompt's full blocks.
+    /// Names of the prompt's prefixes: of each full block, or of spans of them.
     pub chain: &'a [BlockHash],
     /// Tokens of the whole prompt (an estimate will do).
     pub prompt_tokens: u64,
-    /// Tokens of one block of the chain, as far as it is text (an estimate will do).
+    /// Tokens of one block, as far as it is text (an estimate will do).
     pub block_tokens: f64,
     /// What stands in the chain that is no text.
     pub media: &'a [Media],
@@ -139,13 +140,23 @@ impl<'a> RequestView<'a> {
         }
     }
 
-    /// The blocks that a worker can go on with. Each computes at least the last token anew, and with it the
+    /// The prefixes that a worker can go on with. Each computes at least the last token anew, and with it the
     /// block that it stands in: of a prompt of whole blocks that is the last of them.
     pub fn reusable(&self) -> &'a [BlockHash] {
         let all_but_one = self.prompt_tokens.saturating_sub(1) as f64 - self.more_tokens(f64::MAX);
         // 1e-9 forgives the division.
         let most = (all_but_one / self.block_tokens + 1e-9) as usize;
-        &self.chain[..self.chain.len().min(most)]
+        &self.chain[..self.chain.len().min(self.spans().names(most))]
+    }
+
+    /// How its chain's names stand.
+    pub fn spans(&self) -> Spans {
+        Spans::of(self.chain)
+    }
+
+    /// The name of the longest prefix that has one of at most so many blocks.
+    pub(crate) fn name_within(&self, blocks: usize) -> Option<BlockHash> {
+        self.chain.get(self.spans().names(blocks).checked_sub(1)?).copied()
     }
 
     /// Prompt tokens in this many leading blocks; always less than the whole prompt.

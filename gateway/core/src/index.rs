@@ -158,8 +158,7 @@ impl PrefixIndex {
             return Placement::expects(worker, self.expected.add(list, place, &chain[held..]));
         }
         self.settle();
-        let capacity = self.workers[place].capacity;
-        let chain = &chain[..chain.len().min(capacity as usize)];
+        let chain = fitting(chain, self.workers[place].capacity);
         let Some(&root) = chain.first() else { return Placement::nothing(worker) };
         // A chain placed before lies in the list in order, so the next block is mostly the next slot; and
         // chains that begin alike follow each other, so the first is often the newest. A search would pass
@@ -217,7 +216,7 @@ impl PrefixIndex {
             scattered = true;
             parent = self.insert_behind(list, parent, vacancy, stamp);
             self.held.slab[parent].set_claims(1);
-            self.workers[place].pending += 1;
+            self.workers[place].pending += u64::from(hash.width());
             claims.push(parent);
             added += 1;
             i += 1;
@@ -350,10 +349,10 @@ impl PrefixIndex {
 
     /// Blocks the index believes this worker to hold.
     pub fn resident(&self, worker: WorkerId) -> usize {
-        self.workers.get(worker).map_or(0, |place| self.workers.held_at(place) as usize)
+        self.workers.get(worker).map_or(0, |place| self.workers[place].blocks as usize)
     }
 
-    /// Blocks of this owner's prompts, at all workers together.
+    /// Residencies of this owner's prompts, at all workers together.
     pub fn held_of(&self, owner: Owner) -> usize {
         self.owners.of(owner) as usize
     }
@@ -379,16 +378,23 @@ impl PrefixIndex {
     fn insert(&mut self, list: ListId, newer: u32, vacancy: Vacancy, stamp: u32) -> u32 {
         let slot = self.held.enter(vacancy, stamp);
         self.held.slab.link(self.workers.list_mut(list), newer, slot);
-        self.workers.grew(list.place);
+        self.workers.grew(list.place, self.held.slab[slot].hash.width());
         self.owners.add(self.workers.owner(list));
         slot
     }
 }
 
+/// The longest part of a chain that a cache of so many blocks can hold.
+fn fitting(chain: &[BlockHash], capacity: u32) -> &[BlockHash] {
+    let mut left = capacity;
+    let fits = |name: &&BlockHash| left.checked_sub(name.width()).map(|less| left = less).is_some();
+    if capacity == u32::MAX { chain } else { &chain[..chain.iter().take_while(fits).count()] }
+}
+
 impl std::fmt::Debug for PrefixIndex {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let workers: Vec<_> =
-            self.workers.iter().map(|(id, place)| (id, self.workers.held_at(place))).collect();
+            self.workers.iter().map(|(id, place)| (id, self.workers[place].blocks)).collect();
         f.debug_struct("PrefixIndex")
             .field("bytes", &self.bytes())
             .field("resident", &workers)

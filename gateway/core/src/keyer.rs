@@ -1,10 +1,12 @@
-//! Turns a prompt's canonical bytes into the hash chain that names its prefixes: fixed blocks of text, no
-//! tokenizer. It does not decide which fields of a request are canonical, nor in which order they come.
+//! Turns a prompt's canonical bytes into the hash chain that names its prefixes: fixed blocks of text in spans
+//! ([`keyway_wire::spans`]), no tokenizer. It does not decide which fields of a request are canonical, nor in
+//! which order they come.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use keyway_wire::block_hash::{BlockHash, HashKey, TextChain};
+use keyway_wire::spans::Spans;
 
 /// Introduces what is not text. It occurs in no UTF-8 text, so escaping it costs a scan and no copy.
 const ESCAPE: u8 = 0xFF;
@@ -18,16 +20,16 @@ const ITEM: u8 = 2;
 /// Bytes before those that say nothing.
 const ITEM_HEAD_BYTES: u32 = 2 + 8 + 4;
 
-/// Blocks of one prompt that are named; what comes behind them is only counted. Of 64 bytes each they are 4
-/// MiB of text or a million tokens: no prompt fills the index, nor takes it from others for longer than some
-/// ten milliseconds.
+/// Blocks of one prompt that its names cover; what comes behind them is only counted. Of 64 bytes each they
+/// are 4 MiB of text or a million tokens.
 pub const PROMPT_BLOCKS_MAX: usize = 64 << 10;
 
-/// The chain of one prompt. Only full blocks are named: a partial tail is never reusable.
+/// The chain of one prompt. Only full spans of blocks are named.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrefixChain {
-    /// `blocks[i]` names the first `(i + 1) * block_bytes` canonical bytes; at most [`PROMPT_BLOCKS_MAX`].
-    pub blocks: Arc<Vec<BlockHash>>,
+    /// `names[i]` is that of the canonical bytes of [`Spans::blocks`]`(i + 1)` blocks, of
+    /// [`PROMPT_BLOCKS_MAX`] at most.
+    pub names: Arc<Vec<BlockHash>>,
     /// Canonical bytes in a block.
     pub block_bytes: usize,
     /// Canonical bytes in all, the tail and the marks between fields included.
@@ -43,7 +45,7 @@ pub struct PrefixChain {
 #[derive(Debug)]
 pub struct TextKeyer {
     chain: TextChain,
-    blocks: Vec<BlockHash>,
+    names: Vec<BlockHash>,
     partial: Vec<u8>,
     block_bytes: NonZeroUsize,
     total_bytes: u64,
@@ -54,7 +56,7 @@ impl TextKeyer {
     pub fn new(key: HashKey, salt: &[u8], block_bytes: NonZeroUsize) -> Self {
         Self {
             chain: TextChain::new(key, salt),
-            blocks: Vec::new(),
+            names: Vec::new(),
             partial: Vec::with_capacity(block_bytes.get()),
             block_bytes,
             total_bytes: 0,
@@ -64,7 +66,7 @@ impl TextKeyer {
     /// Makes room for the names of a prompt of so many bytes, all at once.
     #[must_use]
     pub fn with_capacity(mut self, bytes: usize) -> Self {
-        self.blocks.reserve_exact((bytes / self.block_bytes).min(PROMPT_BLOCKS_MAX));
+        self.names.reserve_exact(Spans::OfText.names((bytes / self.block_bytes).min(PROMPT_BLOCKS_MAX)));
         self
     }
 
@@ -114,18 +116,18 @@ impl TextKeyer {
 
     /// The chain of everything pushed.
     pub fn finish(self) -> PrefixChain {
-        let (block_bytes, mut blocks) = (self.block_bytes.get(), self.blocks);
+        let (block_bytes, mut names) = (self.block_bytes.get(), self.names);
         // A picture has few names for its bytes.
-        if blocks.capacity() > 2 * blocks.len() {
-            blocks.shrink_to_fit();
+        if names.capacity() > 2 * names.len() {
+            names.shrink_to_fit();
         }
-        PrefixChain { blocks: blocks.into(), block_bytes, total_bytes: self.total_bytes }
+        PrefixChain { names: names.into(), block_bytes, total_bytes: self.total_bytes }
     }
 
     fn append(&mut self, mut bytes: &[u8]) {
         self.total_bytes += bytes.len() as u64;
         // What is left of a piece that passes the bound is cut off with the whole blocks before it.
-        let room = (PROMPT_BLOCKS_MAX - self.blocks.len()) * self.block_bytes.get() - self.partial.len();
+        let room = (PROMPT_BLOCKS_MAX - self.chain.blocks()) * self.block_bytes.get() - self.partial.len();
         bytes = &bytes[..bytes.len().min(room)];
         if bytes.is_empty() {
             return;
@@ -138,10 +140,10 @@ impl TextKeyer {
             if fill.len() < missing {
                 return;
             }
-            self.blocks.push(self.chain.push(&self.partial));
+            self.names.extend(self.chain.push(&self.partial));
             self.partial.clear();
         }
-        let rest = self.chain.push_all(bytes, self.block_bytes, &mut self.blocks);
+        let rest = self.chain.push_all(bytes, self.block_bytes, &mut self.names);
         self.partial.extend_from_slice(rest);
     }
 }
@@ -185,10 +187,10 @@ mod tests {
             (keyer.finish(), taken)
         };
         let (one, taken) = chain(b"text", 7, 40, b"more");
-        assert_eq!((taken, one.total_bytes, one.blocks.len()), (40, 4 + 40 + 4 + 3, 12));
+        assert_eq!((taken, one.total_bytes, one.names.len()), (40, 4 + 40 + 4 + 3, 12));
         assert_eq!(chain(b"text", 7, 40, b"more").0, one);
         let shared =
-            |other: &PrefixChain| one.blocks.iter().zip(&*other.blocks).take_while(|(a, b)| a == b).count();
+            |other: &PrefixChain| one.names.iter().zip(&*other.names).take_while(|(a, b)| a == b).count();
         assert_eq!(shared(&chain(b"text", 8, 40, b"more").0), 1, "another picture");
         assert_eq!(shared(&chain(b"text", 7, 48, b"more").0), 3, "another size");
         assert_eq!(shared(&chain(b"text", 7, 40, b"less").0), 11, "another text behind it");
@@ -210,7 +212,9 @@ mod tests {
             keyer.finish()
         };
         let chain = whole(text.len());
-        assert_eq!((chain.blocks.len(), chain.total_bytes), (PROMPT_BLOCKS_MAX, text.len() as u64 + 3));
+        let names = Spans::OfText.names(PROMPT_BLOCKS_MAX);
+        assert_eq!((chain.names.len(), chain.total_bytes), (names, text.len() as u64 + 3));
+        assert_eq!(Spans::OfText.blocks(names), PROMPT_BLOCKS_MAX);
         for pieces in [1, 3, 4, 1_000] {
             assert_eq!(whole(pieces), chain, "in pieces of {pieces}");
         }
@@ -237,7 +241,7 @@ mod tests {
 
         #[test]
         fn different_fields_never_share_all_their_bytes(a in fields(), b in fields()) {
-            // One-byte blocks name every prefix, so equal chains mean equal canonical bytes.
+            // One-byte blocks name every prefix of so short a text, so equal chains mean equal canonical bytes.
             prop_assert_eq!(a == b, chain(1, &a) == chain(1, &b));
         }
 
@@ -245,11 +249,11 @@ mod tests {
         fn a_longer_prompt_extends_the_chain(a in fields(), more in fields(), block in 1_usize..40) {
             let short = chain(block, &a);
             let long = chain(block, &a.into_iter().chain(more).collect());
-            prop_assert_eq!(&long.blocks[..short.blocks.len()], &short.blocks[..]);
+            prop_assert_eq!(&long.names[..short.names.len()], &short.names[..]);
         }
 
         #[test]
-        fn every_full_block_is_named_and_the_tail_is_not(text in "[a-z]{0,300}", block in 1_usize..70) {
+        fn every_full_span_is_named_and_the_tail_is_not(text in "[a-z]{0,300}", block in 1_usize..70) {
             let mut keyer = keyer(block);
             keyer.push(text.as_bytes());
             let pushed = keyer.finish();
@@ -257,7 +261,7 @@ mod tests {
             keyer.push_text(&text);
             let chain = keyer.finish();
             prop_assert_eq!(&pushed, &chain);
-            prop_assert_eq!(chain.blocks.len(), text.len() / block);
+            prop_assert_eq!(chain.names.len(), Spans::OfText.names(text.len() / block));
             prop_assert_eq!(chain.total_bytes, text.len() as u64);
         }
     }
@@ -280,7 +284,7 @@ mod tests {
         let of = |salt: &[u8]| {
             let mut keyer = TextKeyer::new(HashKey::new(11), salt, NonZeroUsize::new(4).unwrap());
             keyer.push(b"the same text for both");
-            keyer.finish().blocks
+            keyer.finish().names
         };
         assert!(of(b"one").iter().all(|block| !of(b"two").contains(block)));
     }

@@ -238,7 +238,8 @@ impl CostRules<'_> {
     /// By what equals are drawn.
     pub(crate) fn key(&self, turn: &Turn) -> u64 {
         let chain = self.request.chain;
-        let of_blocks = || chain.get(self.longest as usize).or(chain.last()).map(|hash| hash.0);
+        let next = || self.request.spans().names(self.longest as usize);
+        let of_blocks = || chain.get(next()).or(chain.last()).map(|hash| hash.0);
         self.request.session.or_else(of_blocks).unwrap_or(turn.random)
     }
 

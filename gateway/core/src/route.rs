@@ -150,7 +150,8 @@ fn match_all(seen: &PromptViews<'_>, candidates: &mut [Candidate], index: &Prefi
 fn match_leads(seen: &PromptViews<'_>, candidates: &mut [Candidate], index: &PrefixIndex) {
     let Some(first) = seen.views.first() else { return };
     // Behind the first picture a block has other tokens than one of text.
-    let most = first.media.first().map_or(first.chain.len(), |media| media.at_blocks as usize);
+    let all = first.spans().blocks(first.chain.len());
+    let most = first.media.first().map_or(all, |media| media.at_blocks as usize);
     for (n, lead) in seen.leads.iter().enumerate() {
         let lengths = index.lengths(lead.chain);
         for (candidate, &(of, named)) in candidates.iter_mut().zip(seen.lead_of) {

@@ -92,7 +92,7 @@ pub fn explain(
         policy: router.policy().as_str(),
         keyed_by: if by_tokens { "tokens" } else { "text" },
         prompt_tokens: setting.prompt_tokens,
-        prompt_blocks: setting.views[0].chain.len(),
+        prompt_blocks: setting.views[0].blocks(),
         chosen: setting.workers[pick.index].name.clone(),
         reason: pick.reason.as_str(),
         session: request.session.map(|session| session.said_by.as_str()),

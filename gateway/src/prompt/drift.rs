@@ -11,6 +11,7 @@ use std::sync::Arc;
 use http::HeaderMap;
 use keyway_core::sessions::{Drift, SessionTurn, Sessions};
 use keyway_wire::block_hash::{Chain, HashKey};
+use keyway_wire::spans::Spans;
 use parking_lot::Mutex;
 use serde::Serialize;
 
@@ -99,9 +100,9 @@ impl DriftDoctor {
         }
         let mut name = Chain::new(self.key, info.salt.as_bytes());
         Some(match (session::in_headers(headers), info.talk.opening) {
-            (Some(id), _) => name.push(id.as_bytes()).0,
+            (Some(id), _) => name.hash(id.as_bytes()),
             (None, Some(opening)) => {
-                name.push([info.talk.cache_key, opening].map(u64::to_le_bytes).as_flattened()).0
+                name.hash([info.talk.cache_key, opening].map(u64::to_le_bytes).as_flattened())
             }
             (None, None) => return None,
         })
@@ -110,28 +111,24 @@ impl DriftDoctor {
 
 fn turn(info: &RequestInfo) -> SessionTurn<'_> {
     let settled = info.talk.settled_bytes as usize / info.chain.block_bytes.max(1);
-    SessionTurn { chain: &info.chain.blocks, settled }
+    SessionTurn { chain: &info.chain.names, settled: Spans::OfText.names(settled) }
 }
 
 fn diagnosis(body: &[u8], ignored: &Ignored, info: &RequestInfo, drift: Drift) -> Diagnosis {
     let block_bytes = info.chain.block_bytes;
-    // Of the fields that the first changed block is cut from, the one that most of it is.
-    let middle = block_bytes as u64 / 2;
-    let at = (drift.common * block_bytes) as u64 + middle;
+    let [common, next, end] = [drift.common, drift.common + 1, drift.common + drift.lost]
+        .map(|names| Spans::OfText.blocks(names) * block_bytes);
+    // Of the fields that the first changed span is cut from, the one that most of it is.
+    let within_bytes = next - common;
+    let middle = within_bytes as u64 / 2;
+    let at = common as u64 + middle;
     let name = |place: PromptField<'_>, role: Option<&str>| {
         (name_of(place), ignore_name(place), kind_of(place, role))
     };
     let found = locate(body, ignored, at, name);
     let ((field, ignore_field, kind), offset) = found.unwrap_or_else(|| (("?".to_owned(), None, "other"), 0));
     let offset = offset.saturating_sub(middle);
-    Diagnosis {
-        field,
-        offset,
-        within_bytes: block_bytes,
-        ignore_field,
-        lost_bytes: (drift.lost * block_bytes) as u64,
-        kind,
-    }
+    Diagnosis { field, offset, within_bytes, ignore_field, lost_bytes: (end - common) as u64, kind }
 }
 
 fn name_of(place: PromptField<'_>) -> String {

@@ -102,7 +102,7 @@ mod tests {
 
     fn blocks(body: &Value, ignored: &Ignored) -> Vec<BlockHash> {
         let config = KeyerConfig { key: HashKey::new(1), block_bytes: NonZeroUsize::new(16).unwrap() };
-        request::read_without(body.to_string().as_bytes(), config, ignored).chain.blocks.to_vec()
+        request::read_without(body.to_string().as_bytes(), config, ignored).chain.names.to_vec()
     }
 
     fn turn(clock: &str, id: &str) -> Value {

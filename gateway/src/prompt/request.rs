@@ -165,7 +165,7 @@ impl RequestInfo {
 
     /// It leaves nothing in a prefix cache, and follows no prefix and no session.
     pub fn follow_no_prefix(&mut self, work: Work) {
-        self.chain.blocks = Arc::default();
+        self.chain.names = Arc::default();
         if !work.may_compute_prompt() {
             (self.chain.total_bytes, self.media) = (0, MediaItems::default());
         }
@@ -213,7 +213,7 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
     let Keying { keyer, media, talk, .. } = keying;
     let mut chain = keyer.finish();
     if untold.is_some_and(Untold::finds_nothing) {
-        chain.blocks = Arc::default();
+        chain.names = Arc::default();
         tokens = tokens.map(|tokens| TokenPrompt { ids: Vec::new(), ..tokens });
     }
     let stores = fields.store.and_then(|store| store.raw().parse().ok());

@@ -71,10 +71,10 @@ pub fn of(headers: &HeaderMap, info: &RequestInfo, key: HashKey) -> Option<Sessi
     let mut chain = Chain::new(key, info.salt.as_bytes());
     let talk = &info.talk;
     if let Some(id) = in_headers(headers) {
-        return Some(Session { name: chain.push(id.as_bytes()).0, said_by: SaidBy::Header });
+        return Some(Session { name: chain.hash(id.as_bytes()), said_by: SaidBy::Header });
     }
     if talk.session != 0 {
-        let name = chain.push(&talk.session.to_le_bytes()).0;
+        let name = chain.hash(&talk.session.to_le_bytes());
         return Some(Session { name, said_by: SaidBy::SessionId });
     }
     let (said, said_by) = match (talk.cache_key, talk.user) {
@@ -83,7 +83,7 @@ pub fn of(headers: &HeaderMap, info: &RequestInfo, key: HashKey) -> Option<Sessi
         (cache_key, _) => (cache_key, SaidBy::CacheKey),
     };
     let parts = [said_by as u64, said, talk.opening.unwrap_or(0)];
-    Some(Session { name: chain.push(parts.map(u64::to_le_bytes).as_flattened()).0, said_by })
+    Some(Session { name: chain.hash(parts.map(u64::to_le_bytes).as_flattened()), said_by })
 }
 
 #[cfg(test)]

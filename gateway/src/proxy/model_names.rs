@@ -142,10 +142,10 @@ pub fn place(model: &str, headers: &HeaderMap, (info, text): (&RequestInfo, &[u8
     let mut chain = Chain::new(key, model.as_bytes());
     let session = session::of(headers, info, key).map(|session| session.name);
     let name = if let Some(name) = session.or(info.talk.opening) {
-        chain.push(&name.to_le_bytes()).0
+        chain.hash(&name.to_le_bytes())
     } else if let Some(beginning) = beginning(text) {
-        chain.push(info.salt.as_bytes());
-        chain.push(beginning.as_bytes()).0
+        chain.hash(info.salt.as_bytes());
+        chain.hash(beginning.as_bytes())
     } else {
         fastrand::u64(..)
     };

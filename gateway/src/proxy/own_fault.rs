@@ -53,7 +53,7 @@ impl ClientFaults {
         let whose = visit.as_ref().map_or_else(key, |visit| visit.tenant().name().as_bytes());
         let answered = if let RequestFailure::Status(status) = answered { status.as_u16() } else { 0 };
         let mut name = Chain::new(self.key, whose);
-        name.push(&asked.info.kind.to_le_bytes());
-        name.push(&answered.to_le_bytes()).0
+        name.hash(&asked.info.kind.to_le_bytes());
+        name.hash(&answered.to_le_bytes())
     }
 }

@@ -101,7 +101,7 @@ impl Poisons {
     }
 
     fn name(&self, body: &[u8]) -> u64 {
-        Chain::new(self.key, b"poison").push(body).0
+        Chain::new(self.key, b"poison").hash(body)
     }
 }
 

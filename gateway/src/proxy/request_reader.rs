@@ -211,7 +211,7 @@ impl RequestReader {
 
     /// Names a kind of request: workers may refuse one, and serve others.
     fn kind_of(&self, path: &str, model: Option<&str>) -> u64 {
-        Chain::new(self.bodies.keyer.key, path.as_bytes()).push(model.unwrap_or_default().as_bytes()).0
+        Chain::new(self.bodies.keyer.key, path.as_bytes()).hash(model.unwrap_or_default().as_bytes())
     }
 }
 

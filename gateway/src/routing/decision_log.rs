@@ -109,7 +109,7 @@ impl DecisionLog {
             model,
             keyed_by: if setting.by_tokens { "tokens" } else { "text" },
             prompt_tokens: setting.prompt_tokens,
-            blocks: view.chain.len(),
+            blocks: view.blocks(),
             first_block: view.chain.first().map(hex),
             last_block: view.chain.last().map(hex),
             worker,

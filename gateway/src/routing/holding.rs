@@ -406,7 +406,7 @@ impl WorkerChooser<Waiting> for Counter<'_> {
             None => setting.request_view().fetched_tokens(&candidates[pick.index]) as f64,
             Some(_) => 0.0,
         };
-        let announced = (chain.len() - placement.added()) as f64 * view.block_tokens + fetched;
+        let announced = placement.found_blocks(chain) as f64 * view.block_tokens + fetched;
         // The load counts before the locks open, so that two requests of a burst never see the same queue.
         let sending = Sending {
             at: self.now,

@@ -16,6 +16,7 @@ use keyway_core::{
     token_chain::TokenSpace,
 };
 use keyway_wire::block_hash::BlockHash;
+use keyway_wire::spans::Spans;
 use smallvec::SmallVec;
 
 use super::{Router, token_sizes::PromptSize};
@@ -48,7 +49,7 @@ impl Leg {
 /// The request's prefix, cut in one way.
 #[derive(Debug, Clone, PartialEq)]
 pub struct View {
-    /// Names of its full blocks.
+    /// Names of its prefixes, as [`keyway_core::RequestView`] has them.
     pub chain: Arc<Vec<BlockHash>>,
     /// Tokens of one block, as far as it is text.
     pub block_tokens: f64,
@@ -56,6 +57,13 @@ pub struct View {
     pub media: SmallVec<[Media; 1]>,
     /// Of which workers it is the view.
     way: Way,
+}
+
+impl View {
+    /// Full blocks of the prompt, as far as it has names.
+    pub fn blocks(&self) -> usize {
+        Spans::of(&self.chain).blocks(self.chain.len())
+    }
 }
 
 /// How a worker cuts and names a prompt: tokens of a block, and whether the model is an adapter of its own.
@@ -440,7 +448,7 @@ impl Router {
 
     fn by_text(&self, request: &RequestInfo, workers: Arc<[Arc<Worker>]>, leg: Leg) -> Setting {
         let PromptSize { tokens, block_tokens, media } = self.token_sizes.prompt(request);
-        let view = View { chain: Arc::clone(&request.chain.blocks), block_tokens, media, way: OF_TEXT };
+        let view = View { chain: Arc::clone(&request.chain.names), block_tokens, media, way: OF_TEXT };
         let mut leads = Leads::default();
         if !request.first_tokens.is_empty() {
             leads.views = self.token_views(&request.first_tokens, request, &workers);

@@ -35,7 +35,7 @@ use crate::{
 
 const MAGIC: &[u8; 8] = b"KEYWAYIX";
 /// 3: with the ids of what workers store. 4: with blocks' owners. 5: with blocks of text and of tokens apart.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 /// Magic, version, key's check, block's bytes, time.
 const HEAD_BYTES: usize = 36;
 
@@ -322,12 +322,12 @@ impl<'a> Bytes<'a> {
 
 /// Tells keys apart without giving one away.
 fn check_of(key: HashKey) -> u64 {
-    Chain::new(key, b"").push(MAGIC).0
+    Chain::new(key, b"").hash(MAGIC)
 }
 
 /// A checksum of bytes, under a key that is no secret: against damage, not against forgery.
 fn sum_of(bytes: &[u8]) -> u64 {
-    Chain::new(HashKey::new(0), b"").push(bytes).0
+    Chain::new(HashKey::new(0), b"").hash(bytes)
 }
 
 #[cfg(test)]

@@ -149,7 +149,7 @@ impl Ticket {
     fn place(&mut self) {
         let Some(Coming { owner, worker, chain, block_tokens }) = self.coming.take() else { return };
         let placement = self.router.index.settled().place_of(owner, worker, &chain);
-        self.announced = ((chain.len() - placement.added()) as f64 * block_tokens) as u64;
+        self.announced = (placement.found_blocks(&chain) as f64 * block_tokens) as u64;
         if let Some(telling) = &self.router.telling {
             self.told = telling.placed(self.router.now(), owner, &chain, &placement);
         }

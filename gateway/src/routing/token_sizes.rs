@@ -197,6 +197,7 @@ mod tests {
     use std::num::NonZeroUsize;
 
     use keyway_wire::block_hash::HashKey;
+    use keyway_wire::spans::width_behind;
     use serde_json::json;
 
     use super::*;
@@ -288,14 +289,15 @@ mod tests {
         sizes.learn(&request(40, &[(640, 480)]), 3_000);
         let size = sizes.prompt(&asked);
         let view = keyway_core::RequestView {
-            chain: &asked.chain.blocks,
+            chain: &asked.chain.names,
             prompt_tokens: size.tokens,
             block_tokens: size.block_tokens,
             media: &size.media,
             session: None,
         };
-        let all = view.matched_tokens(asked.chain.blocks.len() as u32);
-        assert!(size.tokens - all <= size.block_tokens.ceil() as u64, "{all} of {}", size.tokens);
+        let named = view.spans().blocks(asked.chain.names.len());
+        let (all, span) = (view.matched_tokens(named as u32), width_behind(named) as f64);
+        assert!(size.tokens - all <= (span * size.block_tokens).ceil() as u64, "{all} of {}", size.tokens);
         assert!(size.tokens > 10_000, "{}", size.tokens);
     }
 }

@@ -144,7 +144,7 @@ impl Router {
 }
 
 fn names_check(key: HashKey, block_bytes: usize) -> u64 {
-    Chain::new(key, b"names of blocks").push(&(block_bytes as u64).to_le_bytes()).0
+    Chain::new(key, b"names of spans").hash(&(block_bytes as u64).to_le_bytes())
 }
 
 #[cfg(test)]

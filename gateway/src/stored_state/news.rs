@@ -63,7 +63,7 @@ impl StoredState {
     }
 
     fn check(&self) -> u64 {
-        Chain::new(self.key, b"stored id").push(b"").0
+        Chain::new(self.key, b"stored id").hash(b"")
     }
 }
 

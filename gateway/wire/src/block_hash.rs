@@ -9,7 +9,10 @@ use std::{hint::black_box, num::NonZeroUsize};
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Names one prefix: all blocks up to and including the one it was made for.
+use crate::spans::{SINGLE, width_before, width_behind};
+
+/// Names one prefix: all blocks up to and including the one it was made for. Its upper bits say how many
+/// blocks lie between the name before it and itself ([`BlockHash::width`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockHash(pub u64);
 
@@ -45,7 +48,7 @@ impl std::fmt::Debug for HashKey {
     }
 }
 
-/// State of one chain: the hash of everything pushed so far.
+/// State of one chain: the hash of everything appended so far.
 #[derive(Debug, Clone, Copy)]
 pub struct Chain(u64);
 
@@ -62,8 +65,16 @@ impl Chain {
 
     /// Appends one block and returns the name of the prefix that ends with it.
     pub fn push(&mut self, block: &[u8]) -> BlockHash {
-        self.0 = xxh3_64_with_seed(block, self.0);
-        BlockHash(self.0)
+        let name = BlockHash::spanning(self.hash(block), 1);
+        self.0 = name.0;
+        name
+    }
+
+    /// Appends what is no block of a prompt and returns the hash of everything so far, all of whose bits are
+    /// as good.
+    pub fn hash(&mut self, bytes: &[u8]) -> u64 {
+        self.0 = xxh3_64_with_seed(bytes, self.0);
+        self.0
     }
 }
 
@@ -78,7 +89,8 @@ const AVALANCHE_FACTOR: u64 = 0x1656_6791_9E37_79F9;
 
 /// A chain over the blocks of one long text. It hashes each block by itself, under a secret of the chain, and
 /// takes one short step for it: nothing but that step waits for the block before, so a processor works on
-/// several blocks at a time. Gives other names than [`Chain`].
+/// several blocks at a time. Gives other names than [`Chain`], and only at the ends of spans
+/// ([`crate::spans`]).
 ///
 /// A block of the usual length is hashed to the sum of 128-bit products, folded, of words that each are
 /// hidden by a word of the secret, as xxh3 takes blocks up to 128 bytes (`XXH3_mix16B` of github
@@ -86,8 +98,14 @@ const AVALANCHE_FACTOR: u64 = 0x1656_6791_9E37_79F9;
 #[derive(Clone)]
 pub struct TextChain {
     state: u64,
-    secret: [u64; USUAL_BLOCK_WORDS],
+    secret: Secret,
+    /// Blocks so far.
+    blocks: usize,
+    /// Where the span ends that is under way: further on.
+    end: usize,
 }
+
+type Secret = [u64; USUAL_BLOCK_WORDS];
 
 impl TextChain {
     /// Starts a chain for one tenant's `salt` (empty: the shared space).
@@ -100,13 +118,21 @@ impl TextChain {
             word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
             word ^ (word >> 31)
         };
-        Self { state: seed, secret: std::array::from_fn(word) }
+        Self { state: seed, secret: std::array::from_fn(word), blocks: 0, end: width_behind(0) }
     }
 
-    /// Appends one block and returns the name of the prefix that ends with it.
-    pub fn push(&mut self, block: &[u8]) -> BlockHash {
-        let digest = block.try_into().map_or_else(|_| self.digest_of_any(block), |block| self.digest(block));
-        self.step(digest)
+    /// Blocks so far.
+    pub const fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// Appends one block. If a span ends with it, returns the name of the prefix up to there.
+    pub fn push(&mut self, block: &[u8]) -> Option<BlockHash> {
+        let usual = block.try_into();
+        let digest =
+            usual.map_or_else(|_| digest_of_any(&self.secret, block), |block| digest(&self.secret, block));
+        self.state = step(self.state, digest);
+        self.passed(1)
     }
 
     /// Appends all whole blocks of `bytes`, of so many bytes each, and returns what is left of it.
@@ -123,7 +149,7 @@ impl TextChain {
         }
         let blocks = bytes.chunks_exact(block_bytes.get());
         let rest = blocks.remainder();
-        names.extend(blocks.map(|block| self.step(self.digest_of_any(block))));
+        names.extend(blocks.filter_map(|block| self.push(block)));
         rest
     }
 
@@ -131,38 +157,72 @@ impl TextChain {
     /// beside each other are otherwise taken as vectors where there is AVX2, whose halves then have to be
     /// taken apart (a fifth more time).
     #[inline(never)]
-    fn push_usual(&mut self, blocks: &[[u8; USUAL_BLOCK_BYTES]], names: &mut Vec<BlockHash>) {
-        let mut chain = Self { state: self.state, secret: self.secret.map(black_box) };
-        names.extend(blocks.iter().map(|block| chain.step(chain.digest(block))));
-        self.state = chain.state;
+    fn push_usual(&mut self, mut blocks: &[[u8; USUAL_BLOCK_BYTES]], names: &mut Vec<BlockHash>) {
+        let (mut state, secret) = (self.state, self.secret.map(black_box));
+        // Blocks that have a name each, all at once.
+        let single;
+        (single, blocks) = blocks.split_at(blocks.len().min(SINGLE.saturating_sub(self.blocks)));
+        names.extend(single.iter().map(|block| {
+            state = step(state, digest(&secret, block));
+            name(state, 1)
+        }));
+        if !single.is_empty() {
+            self.blocks += single.len();
+            self.end = self.blocks + width_behind(self.blocks);
+        }
+        while !blocks.is_empty() {
+            let (span, behind) = blocks.split_at(blocks.len().min(self.end - self.blocks));
+            for block in span {
+                state = step(state, digest(&secret, block));
+            }
+            self.state = state;
+            names.extend(self.passed(span.len()));
+            blocks = behind;
+        }
+        self.state = state;
     }
 
+    /// Counts blocks, of which no more are given than the span has left.
     #[inline]
-    fn step(&mut self, digest: u64) -> BlockHash {
-        // A bijection of the digest and of the state, so no two prefixes meet but by their digests. The next
-        // block waits for this alone: by what follows, xxh3's own last step, each bit of the state reaches
-        // all bits of the name.
-        self.state = self.state.rotate_left(29).wrapping_mul(STATE_FACTOR) ^ digest;
-        let mut name = self.state ^ (self.state >> 37);
-        name = name.wrapping_mul(AVALANCHE_FACTOR);
-        BlockHash(name ^ (name >> 32))
+    fn passed(&mut self, blocks: usize) -> Option<BlockHash> {
+        self.blocks += blocks;
+        if self.blocks < self.end {
+            return None;
+        }
+        let width = width_before(self.end);
+        self.end += width_behind(self.end);
+        Some(name(self.state, width as u32))
     }
+}
 
-    #[inline]
-    fn digest(&self, block: &[u8; USUAL_BLOCK_BYTES]) -> u64 {
-        let (words, _) = block.as_chunks::<{ size_of::<u64>() }>();
-        let hidden = |i: usize| u64::from_le_bytes(words[i]) ^ self.secret[i];
-        let folded = |i: usize| {
-            let product = u128::from(hidden(i)) * u128::from(hidden(i + 1));
-            product as u64 ^ (product >> 64) as u64
-        };
-        folded(0).wrapping_add(folded(2)).wrapping_add(folded(4)).wrapping_add(folded(6))
-    }
+#[inline]
+fn step(state: u64, digest: u64) -> u64 {
+    // A bijection of the digest and of the state, so no two prefixes meet but by their digests. The next
+    // block waits for this alone.
+    state.rotate_left(29).wrapping_mul(STATE_FACTOR) ^ digest
+}
 
-    #[inline(never)]
-    fn digest_of_any(&self, block: &[u8]) -> u64 {
-        xxh3_64_with_seed(block, self.secret[0])
-    }
+/// By xxh3's own last step each bit of the state reaches all bits of the name.
+#[inline]
+fn name(state: u64, width: u32) -> BlockHash {
+    let name = (state ^ (state >> 37)).wrapping_mul(AVALANCHE_FACTOR);
+    BlockHash::spanning(name ^ (name >> 32), width)
+}
+
+#[inline]
+fn digest(secret: &Secret, block: &[u8; USUAL_BLOCK_BYTES]) -> u64 {
+    let (words, _) = block.as_chunks::<{ size_of::<u64>() }>();
+    let hidden = |i: usize| u64::from_le_bytes(words[i]) ^ secret[i];
+    let folded = |i: usize| {
+        let product = u128::from(hidden(i)) * u128::from(hidden(i + 1));
+        product as u64 ^ (product >> 64) as u64
+    };
+    folded(0).wrapping_add(folded(2)).wrapping_add(folded(4)).wrapping_add(folded(6))
+}
+
+#[inline(never)]
+fn digest_of_any(secret: &Secret, block: &[u8]) -> u64 {
+    xxh3_64_with_seed(block, secret[0])
 }
 
 impl std::fmt::Debug for TextChain {
@@ -176,14 +236,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::spans::{Spans, WIDTH_BITS};
 
-    /// The names that each kind of chain gives.
+    /// The names that each kind of chain gives to few blocks.
     fn chains(key: u64, salt: &[u8], blocks: &[Vec<u8>]) -> [Vec<BlockHash>; 2] {
         let mut chain = Chain::new(HashKey::new(key), salt);
         let mut of_text = TextChain::new(HashKey::new(key), salt);
         [
             blocks.iter().map(|block| chain.push(block)).collect(),
-            blocks.iter().map(|block| of_text.push(block)).collect(),
+            blocks.iter().map(|block| of_text.push(block).expect("a name each")).collect(),
         ]
     }
 
@@ -206,14 +267,26 @@ mod tests {
 
         #[test]
         fn blocks_have_one_name_however_they_are_pushed(
-            text in prop::collection::vec(any::<u8>(), 0..600),
+            text in prop::collection::vec(any::<u8>(), 0..20_000),
             block in prop::sample::select(vec![1, 16, 63, 64, 65]),
+            cut in any::<prop::sample::Index>(),
         ) {
             let (mut one, mut all) = (TextChain::new(HashKey::new(5), b""), TextChain::new(HashKey::new(5), b""));
+            let bytes = NonZeroUsize::new(block).unwrap();
             let mut names = Vec::new();
-            let rest = all.push_all(&text, NonZeroUsize::new(block).unwrap(), &mut names);
+            let whole = text.len() / block;
+            let (front, back) = text.split_at(cut.index(whole + 1) * block);
+            prop_assert!(all.push_all(front, bytes, &mut names).is_empty());
+            let rest = all.push_all(back, bytes, &mut names);
             prop_assert_eq!(rest, text.chunks_exact(block).remainder());
-            prop_assert_eq!(names, text.chunks_exact(block).map(|block| one.push(block)).collect::<Vec<_>>());
+            prop_assert_eq!(all.blocks(), whole);
+            let singly: Vec<_> = text.chunks_exact(block).filter_map(|block| one.push(block)).collect();
+            prop_assert_eq!(&names, &singly);
+            // One for each span, and each says how wide it is.
+            prop_assert_eq!(names.len(), Spans::OfText.names(whole));
+            let widths: usize = names.iter().map(|name| name.width() as usize).sum();
+            prop_assert_eq!(widths, Spans::OfText.blocks(names.len()));
+            prop_assert_eq!(Spans::of(&names).blocks(names.len()), widths);
         }
 
         #[test]
@@ -246,7 +319,8 @@ mod tests {
 
     #[test]
     fn a_block_s_digest_is_secret_too() {
-        let digest = |key: u64, salt: &[u8]| TextChain::new(HashKey::new(key), salt).digest(&[b'a'; 64]);
+        let digest =
+            |key: u64, salt: &[u8]| digest(&TextChain::new(HashKey::new(key), salt).secret, &[b'a'; 64]);
         assert_ne!(digest(1, b""), digest(2, b""));
         assert_ne!(digest(1, b"a"), digest(1, b"b"));
         assert_eq!(format!("{:?}", TextChain::new(HashKey::new(1), b"")), "TextChain(secret)");
@@ -257,7 +331,10 @@ mod tests {
     #[test]
     fn each_bit_reaches_all_of_the_name() {
         let chain = TextChain::new(HashKey::new(9), b"");
-        let name = |state: u64, block: &[u8]| TextChain { state, ..chain.clone() }.push(block).0;
+        // But for those that say how wide it is.
+        let name = |state: u64, block: &[u8]| {
+            TextChain { state, ..chain.clone() }.push(block).map_or(0, |name| name.0 << WIDTH_BITS)
+        };
         let (block, states) = ([b'a'; 64], [0, 1, u64::MAX, 0x0123_4567_89ab_cdef]);
         let mut changed = [0_u32; 64];
         let mut tries = 0;
@@ -271,11 +348,14 @@ mod tests {
             for other in by_block.chain((0..64).map(|bit| name(state ^ 1 << bit, &block))) {
                 tries += 1;
                 assert!((base ^ other).count_ones() >= 8, "each single bit reaches many");
-                (0..64).for_each(|bit| changed[bit] += ((base ^ other) >> bit & 1) as u32);
+                (WIDTH_BITS as usize..64).for_each(|bit| changed[bit] += ((base ^ other) >> bit & 1) as u32);
             }
         }
         let share = changed.map(|changed| f64::from(changed) / f64::from(tries));
-        assert!(share.iter().all(|share| (0.44..0.56).contains(share)), "{share:?} of {tries}");
+        assert!(
+            share[WIDTH_BITS as usize..].iter().all(|share| (0.44..0.56).contains(share)),
+            "{share:?} of {tries}"
+        );
     }
 
     #[test]

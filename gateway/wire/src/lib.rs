@@ -7,4 +7,5 @@ pub mod extension;
 pub mod headers;
 pub mod kv_event;
 pub mod openai;
+pub mod spans;
 pub mod zmtp;

@@ -139,9 +139,9 @@ impl BlockPool {
         debug_assert!(!self.is_named(block) && self.blocks[block as usize].users > 0, "fresh, and in use");
         let blocks = &self.blocks;
         let entry = self.named.entry(
-            hash.0,
+            spread(hash),
             |one| blocks[*one as usize].hash == hash,
-            |one| blocks[*one as usize].hash.0,
+            |one| spread(blocks[*one as usize].hash),
         );
         let first = match entry {
             Entry::Occupied(mut first) => std::mem::replace(first.get_mut(), block),
@@ -166,7 +166,7 @@ impl BlockPool {
     }
 
     fn find(&self, hash: BlockHash) -> Option<u32> {
-        self.named.find(hash.0, |one| self.blocks[*one as usize].hash == hash).copied()
+        self.named.find(spread(hash), |one| self.blocks[*one as usize].hash == hash).copied()
     }
 
     fn is_named(&self, block: u32) -> bool {
@@ -183,7 +183,7 @@ impl BlockPool {
         self.blocks[block as usize].twin = UNNAMED;
         let blocks = &self.blocks;
         let is_it = |one: &u32| *one == block || blocks[*one as usize].hash == hash;
-        let Ok(mut first) = self.named.find_entry(hash.0, is_it) else { return };
+        let Ok(mut first) = self.named.find_entry(spread(hash), is_it) else { return };
         let mut twin = *first.get();
         if twin == block {
             if after == NIL {
@@ -237,6 +237,12 @@ impl BlockPool {
         }
         self.free_count -= 1;
     }
+}
+
+/// The map tells entries apart by the upper bits, of which a name's say how wide its span is. Names that are
+/// neighbours stay so.
+fn spread(BlockHash(bits): BlockHash) -> u64 {
+    bits ^ bits << 3
 }
 
 #[cfg(test)]

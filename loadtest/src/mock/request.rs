@@ -235,7 +235,7 @@ fn push_value(raw: &RawValue, image_tokens: u32, tokens: &mut Tokens) {
     }
     for part in parts {
         if is_picture(&part) {
-            let BlockHash(name) = Chain::new(HashKey::new(0), b"").push(part.get().as_bytes());
+            let name = Chain::new(HashKey::new(0), b"").hash(part.get().as_bytes());
             (0..image_tokens).for_each(|i| tokens.push_id((name as u32).wrapping_add(i)));
         } else {
             tokens.push_text(part.get().as_bytes());

@@ -3,6 +3,7 @@ is. Each count is the difference between a longer run and a shorter one, so that
 
 import argparse
 import http.client
+import itertools
 import json
 import os
 import pathlib
@@ -21,19 +22,19 @@ PORT, ADMIN = 9150, 9151
 SIZES = {"unary 1 KB": 1024, "unary 32 KB": 32768}
 
 
-def prompts(size):
-    """As those of unary.lua."""
+def prompts(size, new):
+    """As those of unary.lua: 256 of them, or `new` ones without end."""
     shared = ("the quick brown fox jumps over the lazy dog, " * (size // 45 + 1))[:size // 2]
-    for i in range(256):
+    for i in itertools.count() if new else range(256):
         own = (f"prompt {i} says this, " * (size // 16 + 1))[:size // 2]
         yield json.dumps({"model": "mock", "messages": [{"role": "system", "content": shared}, {"role": "user", "content": own}], "max_tokens": 1})
 
 
-def requests(size, count):
+def requests(size, count, new):
     """So many, one after the other, on one connection."""
     # Each in one piece: how many come in two would differ from run to run.
     head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
-    asked = [(head % (len(body), body)).encode() for body in prompts(size)]
+    asked = [(head % (len(body), body)).encode() for body in itertools.islice(prompts(size, new), count)]
     connection = socket.create_connection(("127.0.0.1", PORT), 60)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for nth in range(count):
@@ -87,6 +88,7 @@ def main():
     parse.add_argument("--keyway", required=True)
     parse.add_argument("--base", required=True, help="the build that it is compared with")
     parse.add_argument("--keyway-args", default="")
+    parse.add_argument("--new-prompts", action="store_true", help="half of each unary prompt was never sent before, instead of 256 prompts in turn")
     parse.add_argument("--log", default="warn", help="RUST_LOG: with `info` each request writes its line, as by default")
     parse.add_argument("--repeats", type=int, default=3)
     args = parse.parse_args()
@@ -94,7 +96,7 @@ def main():
     scratch = pathlib.Path(tempfile.mkdtemp())
     backends = [bench.spawn(bench.unary_backend(args, scratch), "others"),
                 bench.spawn([sys.executable, bench.HERE / "stream_backend.py", "--port", bench.STREAMS], "others")]
-    rows = {name: lambda binary, size=size: each(binary, args, scratch, bench.BACKENDS, lambda count: requests(size, count), (500, 2500))
+    rows = {name: lambda binary, size=size: each(binary, args, scratch, bench.BACKENDS, lambda count: requests(size, count, args.new_prompts), (500, 2500))
             for name, size in SIZES.items()}
     rows["event"] = lambda binary: each(binary, args, scratch, [bench.STREAMS], streams, (20, 80)) / bench.EVENTS
     print("| | base | keyway | more | from run to run |\n|---|---:|---:|---:|---:|")

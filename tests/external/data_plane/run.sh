@@ -15,7 +15,8 @@ Usage: tests/external/data_plane/run.sh [at-once|instructions|cancel|overload] [
                            of a fiftieth (--base FILE, --only unary|streams, --repeats 8, --seconds 2)
 
   instructions             user instructions of two builds, by callgrind: the same on a busy machine (--base FILE, --repeats 3);
-                           with --log info of a gateway that writes a line for each request, as it does by default
+                           with --log info of a gateway that writes a line for each request, as it does by default;
+                           with --new-prompts of requests of which half the prompt is new
 
   cancel                   how soon a worker notices that its client has left, instead of what a request costs
   overload                 goodput, refusals and a modest tenant's TTFT at four times what the fleet can do

@@ -86,8 +86,8 @@ impl Heat {
             return;
         }
         for (blocks, _) in lengths.with_holders() {
-            let Some(block) = request.chain.get(blocks as usize - 1) else { continue };
-            let entry = self.entry(*block, now);
+            let Some(block) = request.name_within(blocks as usize) else { continue };
+            let entry = self.entry(block, now);
             entry.fade(now);
             entry.uses += 1.0;
             entry.tokens += uncached_tokens as f32;
@@ -106,8 +106,7 @@ impl Heat {
     ) -> Hottest {
         let mut hottest = Hottest::default();
         for (blocks, holders) in lengths.with_holders().filter(|(_, holders)| (*holders as usize) < all) {
-            let Some(entry) = request.chain.get(blocks as usize - 1).and_then(|block| self.find(*block))
-            else {
+            let Some(entry) = request.name_within(blocks as usize).and_then(|block| self.find(block)) else {
                 continue;
             };
             let (uses, tokens) = entry.faded(now);

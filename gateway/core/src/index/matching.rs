@@ -3,6 +3,7 @@
 //! told apart only where a count says that some of them stop there. Changes nothing.
 
 use keyway_wire::block_hash::BlockHash;
+use keyway_wire::spans::Spans;
 use smallvec::{SmallVec, smallvec};
 
 use super::crowds::PlaceSet;
@@ -18,8 +19,8 @@ const LISTED_SHARE: usize = 4;
 #[derive(Clone, Copy)]
 struct Found {
     place: u16,
-    /// Leading blocks it holds.
-    blocks: u32,
+    /// Leading names of the chain whose spans it holds.
+    names: u32,
 }
 
 /// The chain that is searched for, and where its holders are guessed to part.
@@ -66,15 +67,15 @@ impl PrefixIndex {
         }
     }
 
-    /// How many leading blocks of `chain` each worker holds, to ask for many of them. What an exact worker is
+    /// How many leading blocks of what `chain` names each worker holds, to ask for many of them. What an exact worker is
     /// computing counts as held.
     ///
     /// Takes O(log blocks) searches for each distinct length and O(holders of the first block) for each time
     /// that they are halved, so O(holders × log lengths) however many hold the prompt.
     pub fn lengths(&self, chain: &[BlockHash]) -> Lengths<'_> {
-        let mut by_place = smallvec![0; self.workers.places()];
+        let (mut by_place, spans) = (smallvec![0; self.workers.places()], Spans::of(chain));
         for found in &self.find(chain) {
-            by_place[usize::from(found.place)] = found.blocks;
+            by_place[usize::from(found.place)] = spans.blocks(found.names as usize) as u32;
         }
         Lengths { index: self, by_place }
     }
@@ -89,15 +90,16 @@ impl PrefixIndex {
     /// Says of each of those that hold the first block how many blocks it holds; those of one length come one
     /// after the other.
     pub(crate) fn each_match(&self, chain: &[BlockHash], mut says: impl FnMut(WorkerId, u32)) {
+        let spans = Spans::of(chain);
         for found in &self.find(chain) {
-            says(self.workers[found.place].id, found.blocks);
+            says(self.workers[found.place].id, spans.blocks(found.names as usize) as u32);
         }
     }
 
     /// The workers that hold the first block, those of one length side by side.
     fn find(&self, chain: &[BlockHash]) -> Holding {
         let (Some(&root), Some(&last)) = (chain.first(), chain.last()) else { return Holding::new() };
-        let of = |place| Found { place, blocks: 1 };
+        let of = |place| Found { place, names: 1 };
         let [of_root, of_last] = self.held.firsts([root, last]);
         // Put in where it stays: it is large to be moved.
         let mut found = Holding::new();
@@ -116,7 +118,7 @@ impl PrefixIndex {
         }
         self.expect(chain, &mut found);
         if self.any_checkpoints {
-            found.retain(|found| found.blocks > 0);
+            found.retain(|found| found.names > 0);
         }
         found
     }
@@ -153,7 +155,7 @@ impl PrefixIndex {
             search.guess.was(held);
         }
         for found in group {
-            found.blocks = held as u32;
+            found.names = held as u32;
         }
     }
 
@@ -201,7 +203,7 @@ impl PrefixIndex {
     fn expect(&self, chain: &[BlockHash], found: &mut Holding) {
         if self.any_checkpoints {
             for found in found.iter_mut().filter(|found| self.workers[found.place].by_checkpoints) {
-                found.blocks = self.up_to_checkpoint(chain, found.place, found.blocks);
+                found.names = self.up_to_checkpoint(chain, found.place, found.names);
             }
         }
         if self.expected.is_empty() {
@@ -214,17 +216,17 @@ impl PrefixIndex {
             let more = chain[held as usize..].iter().take_while(|block| self.expected.has(**block, place));
             held + more.count() as u32
         };
-        for group in found.chunk_by_mut(|a, b| a.blocks == b.blocks) {
-            let next = chain.get(group[0].blocks as usize);
+        for group in found.chunk_by_mut(|a, b| a.names == b.names) {
+            let next = chain.get(group[0].names as usize);
             if next.is_some_and(|next| self.expected.places(*next).next().is_some()) {
                 for found in group {
-                    found.blocks = run(found.place, found.blocks);
+                    found.names = run(found.place, found.names);
                 }
             }
         }
         // Those that hold nothing of it yet.
         let new = self.expected.places(chain[0]).filter(|&place| self.held.find(chain[0], place).is_none());
-        found.extend(new.map(|place| Found { place, blocks: run(place, 0) }));
+        found.extend(new.map(|place| Found { place, names: run(place, 0) }));
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use keyway_wire::block_hash::BlockHash;
+use keyway_wire::spans::Spans;
 
 use super::WorkerId;
 
@@ -85,6 +86,11 @@ impl Placement {
     /// Blocks that were not resident before.
     pub fn added(&self) -> usize {
         self.count as usize
+    }
+
+    /// Blocks of its chain that were resident before.
+    pub fn found_blocks(&self, chain: &[BlockHash]) -> usize {
+        Spans::of(chain).blocks(chain.len() - self.added())
     }
 
     /// How many of its chain's blocks are resident, from the first one on; 0 at an exact worker, which says

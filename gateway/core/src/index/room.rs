@@ -29,13 +29,13 @@ impl PrefixIndex {
     pub(super) fn trim(&mut self, place: u16, more: u32, kept: Kept) -> bool {
         loop {
             let worker = &self.workers[place];
-            let surplus = (self.workers.held_at(place) - worker.pending + more)
-                .saturating_sub(worker.capacity) as usize;
+            let surplus =
+                (worker.blocks - worker.pending + u64::from(more)).saturating_sub(worker.capacity.into());
             if surplus == 0 {
                 return true;
             }
             let Some(list) = self.least_recent(place) else { return false };
-            if self.evict_oldest(list, surplus.min(self.eviction_batch), kept) == 0 {
+            if self.evict_blocks(list, surplus, self.eviction_batch, kept) == 0 {
                 return false;
             }
         }
@@ -60,14 +60,22 @@ impl PrefixIndex {
         !self.held.slab.is_full()
     }
 
-    /// Evicts some of the list's least recent blocks, at most so many: of one placement, where others may
-    /// have older ones. Returns how many.
+    /// Evicts some of the list's least recent residencies, at most so many: of one placement, where others
+    /// may have older ones. Returns how many.
     pub(super) fn evict_oldest(&mut self, list: ListId, most: usize, kept: Kept) -> usize {
+        self.evict_blocks(list, u64::MAX, most, kept)
+    }
+
+    /// The same until so many blocks have gone with them.
+    fn evict_blocks(&mut self, list: ListId, blocks: u64, most: usize, kept: Kept) -> usize {
         let oldest = |index: &Self| Some(index.workers.list(list).oldest).filter(|&slot| slot != NIL);
         let Some(first) = oldest(self) else { return 0 };
-        if most > 1 {
-            self.fetch_oldest(first, most);
+        let width = u64::from(self.held.slab[first].hash.width());
+        let likely = blocks.div_ceil(width).min(most as u64) as usize;
+        if likely > 1 {
+            self.fetch_oldest(first, likely);
         }
+        let enough = self.workers[list.place].blocks.saturating_sub(blocks);
         let number = self.held.slab[first].number();
         let is_alone = self.workers.has_one_list(list.place);
         for evicted in 0..most {
@@ -78,7 +86,8 @@ impl PrefixIndex {
                 Kept::Touched(stamp) => held.bears(stamp),
                 Kept::Slot(kept) => slot == kept,
             };
-            if is_kept || !(is_alone || held.number() == number) {
+            let is_enough = self.workers[list.place].blocks <= enough;
+            if is_kept || is_enough || !(is_alone || held.number() == number) {
                 return evicted;
             }
             self.evict(slot);
@@ -88,9 +97,9 @@ impl PrefixIndex {
 
     pub(super) fn evict(&mut self, slot: u32) {
         self.accept(slot, 0);
-        let list = self.held.slab[slot].list();
+        let (list, width) = (self.held.slab[slot].list(), self.held.slab[slot].hash.width());
         self.held.slab.unlink(self.workers.list_mut(list), slot);
-        self.workers.shrank(list.place);
+        self.workers.shrank(list.place, width);
         self.owners.take(self.workers.owner(list));
         self.held.remove(slot);
     }

@@ -48,7 +48,9 @@ impl PrefixIndex {
             let Err(vacancy) = self.held.look(hash, place) else {
                 continue; // No list has a block twice, but a file may be anything.
             };
-            if self.workers.held_at(place) >= self.workers[place].capacity || self.held.slab.is_full() {
+            let worker = &self.workers[place];
+            let more = worker.blocks + u64::from(hash.width());
+            if more > worker.capacity.into() || self.held.slab.is_full() {
                 break;
             }
             let list = self.workers.find_or_add_list(place, owner, &self.owners);

@@ -18,6 +18,15 @@ fn chain_of(owner: Owner, path: &[u8]) -> Vec<BlockHash> {
     path.iter().map(|&branch| chain.push(&[branch])).collect()
 }
 
+/// The same, of spans of one, two or four blocks.
+fn spans_of(owner: Owner, path: &[u8]) -> Vec<BlockHash> {
+    chain_of(owner, path).into_iter().map(|BlockHash(bits)| BlockHash(bits | bits % 3 << 61)).collect()
+}
+
+fn widths<'a>(names: impl IntoIterator<Item = &'a BlockHash>) -> u64 {
+    names.into_iter().map(|name| u64::from(name.width())).sum()
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Place(Owner, u32, Vec<u8>),
@@ -136,7 +145,8 @@ impl Model {
         self.settle();
         let capacity = self.workers[&worker].capacity;
         let mut placement = ModelPlacement { added: 0, claims: HashSet::new() };
-        for (depth, &hash) in chain.iter().enumerate().take(capacity.unwrap_or(usize::MAX)) {
+        let fits = |depth: &usize| capacity.is_none_or(|most| widths(&chain[..=*depth]) <= most as u64);
+        for (depth, &hash) in chain.iter().enumerate().take_while(|(depth, _)| fits(depth)) {
             let at = self.workers[&worker].blocks.iter().position(|block| block.hash == hash);
             let mut block = if let Some(at) = at {
                 self.worker(worker).blocks.remove(at)
@@ -208,7 +218,8 @@ impl ModelWorker {
     /// Evicts down to its own capacity, whoever's block is the last.
     fn trim(&mut self) {
         let counted = |block: &&Block| block.claims == 0;
-        while self.blocks.iter().filter(counted).count() > self.capacity.unwrap_or(usize::MAX) {
+        let blocks = |all: &[Block]| widths(all.iter().filter(counted).map(|block| &block.hash));
+        while self.capacity.is_some_and(|most| blocks(&self.blocks) > most as u64) {
             self.blocks.pop();
         }
     }
@@ -242,9 +253,13 @@ fn listed(index: &PrefixIndex) -> BTreeMap<u32, Held> {
             *of_owners.entry(owner).or_default() += count as usize;
         }
         assert_eq!(index.workers.held_at(place), len);
-        let slots = index.by_recency(id).map(|(_, hash)| index.held.find(hash, place).unwrap());
-        let pending = slots.filter(|&slot| index.held.slab[slot].claims() > 0).count();
-        assert_eq!(index.workers[place].pending as usize, pending);
+        let is_pending = |hash: &BlockHash| {
+            let slot = index.held.find(*hash, place).unwrap();
+            index.held.slab[slot].claims() > 0
+        };
+        let names: Vec<_> = index.by_recency(id).map(|(_, hash)| hash).collect();
+        assert_eq!(index.workers[place].pending, widths(names.iter().filter(|hash| is_pending(hash))));
+        assert_eq!(index.workers[place].blocks, widths(&names));
         all.insert(id.0, index.by_recency(id).collect::<Held>());
         assert_eq!(all[&id.0].len(), len as usize);
     }
@@ -290,7 +305,7 @@ proptest! {
         for op in ops {
             match op {
                 Op::Place(owner, worker, path) => {
-                    let chain = chain_of(owner, &path);
+                    let chain = spans_of(owner, &path);
                     for (depth, &hash) in chain.iter().enumerate() {
                         parents.insert(hash, depth.checked_sub(1).map(|depth| chain[depth]));
                     }
@@ -323,7 +338,7 @@ proptest! {
                     model.set_capacity(worker, blocks);
                 }
                 Op::Match(owner, path) => {
-                    let chain = chain_of(owner, &path);
+                    let chain = spans_of(owner, &path);
                     let mut matched = index.matched(&chain);
                     matched.sort_unstable();
                     prop_assert_eq!(matched, model.matched(&chain));
@@ -341,7 +356,7 @@ proptest! {
         let mut places = 0..index.workers.places() as u16;
         let is_settled = |place| {
             let worker = &index.workers[place];
-            worker.pending == 0 && index.workers.held_at(place) <= worker.capacity
+            worker.pending == 0 && worker.blocks <= worker.capacity.into()
         };
         prop_assert!(places.all(is_settled));
         prop_assert!(index.voids.is_empty());

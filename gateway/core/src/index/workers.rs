@@ -28,8 +28,10 @@ pub(super) struct Worker {
     /// Its first list, and whose that is.
     first: Recency,
     first_owner: Owner,
-    /// How many of its residencies no worker has accepted yet.
-    pub(super) pending: u32,
+    /// Blocks of its residencies, each of which stands for a span of some.
+    pub(super) blocks: u64,
+    /// How many of them no worker has accepted yet.
+    pub(super) pending: u64,
     /// Number of the last placement there, below [`NUMBERS`].
     number: u32,
     /// What it is computing, where it is exact.
@@ -112,6 +114,7 @@ impl Workers {
             known: true,
             first: Recency::default(),
             first_owner: Owner::NOBODY,
+            blocks: 0,
             pending: 0,
             number: 0,
             expected: Recency::default(),
@@ -150,14 +153,16 @@ impl Workers {
         self.lens[usize::from(place)]
     }
 
-    /// There is one more of them.
-    pub(super) fn grew(&mut self, place: u16) {
+    /// There is one more of them, of a span of so many blocks.
+    pub(super) fn grew(&mut self, place: u16, blocks: u32) {
         self.lens[usize::from(place)] += 1;
+        self[place].blocks += u64::from(blocks);
     }
 
     /// There is one less.
-    pub(super) fn shrank(&mut self, place: u16) {
+    pub(super) fn shrank(&mut self, place: u16, blocks: u32) {
         self.lens[usize::from(place)] -= 1;
+        self[place].blocks -= u64::from(blocks);
     }
 
     /// A number for one more placement there.

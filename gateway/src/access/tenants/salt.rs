@@ -87,7 +87,7 @@ pub(super) fn salt_of(key: HashKey, tenant: &str) -> String {
     let chain = Chain::new(key, tenant.as_bytes());
     let half = |chain: Chain, part: &[u8]| {
         let mut chain = chain;
-        chain.push(part).0
+        chain.hash(part)
     };
     format!("{:016x}{:016x}", half(chain, b"salt"), half(chain, b"more salt"))
 }

@@ -100,7 +100,7 @@ impl Changes {
         }
         let mut needs_restart = only_at_the_start(old, new);
         // Without a file each reading draws another key.
-        let name = |config: &Config| Chain::new(config.routing.hash_key, b"").push(b"");
+        let name = |config: &Config| Chain::new(config.routing.hash_key, b"").hash(b"");
         if old.routing.hash_key_file == new.routing.hash_key_file
             && new.routing.hash_key_file.is_some()
             && name(old) != name(new)

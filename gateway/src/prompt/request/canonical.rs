@@ -90,7 +90,7 @@ pub(super) struct Keying {
 impl Keying {
     pub(super) fn named(&self, text: &str) -> u64 {
         let mut namer = self.namer;
-        namer.push(text.as_bytes()).0
+        namer.hash(text.as_bytes())
     }
 
     /// Whether what a field holds may be what tells its conversation from others.
@@ -106,9 +106,9 @@ impl Keying {
         };
         let tail: &[u8; OPENING_PART_BYTES] = tail;
         let mut namer = self.namer;
-        namer.push(head);
-        namer.push(tail);
-        namer.push(&bytes.len().to_le_bytes()).0
+        namer.hash(head);
+        namer.hash(tail);
+        namer.hash(&bytes.len().to_le_bytes())
     }
 }
 

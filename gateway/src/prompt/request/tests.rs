@@ -1,6 +1,8 @@
 //! What routing reads of a body: the prompt's prefix, its conversation, and the fields that say where it
 //! goes.
 
+use keyway_wire::spans::Spans;
+
 use super::{canonical::OPENING_PART_BYTES, *};
 
 fn info(body: &str) -> RequestInfo {
@@ -8,16 +10,21 @@ fn info(body: &str) -> RequestInfo {
     read(body.as_bytes(), config)
 }
 
+/// Blocks that have the same names.
 fn shared(a: &str, b: &str) -> usize {
-    let (a, b) = (info(a).chain.blocks, info(b).chain.blocks);
-    a.iter().zip(b.iter()).take_while(|(x, y)| x == y).count()
+    let (a, b) = (info(a).chain.names, info(b).chain.names);
+    Spans::OfText.blocks(a.iter().zip(b.iter()).take_while(|(x, y)| x == y).count())
+}
+
+fn blocks(body: &str) -> usize {
+    Spans::OfText.blocks(info(body).chain.names.len())
 }
 
 #[test]
 fn a_follow_up_turn_keeps_the_earlier_turns_prefix() {
     let first = r#"{"model":"m","messages":[{"role":"user","content":"tell me about whales, at some length please"}]}"#;
     let second = r#"{"model":"m","messages":[{"role":"user","content":"tell me about whales, at some length please"},{"role":"assistant","content":"no"},{"role":"user","content":"why"}]}"#;
-    let first_blocks = info(first).chain.blocks.len();
+    let first_blocks = blocks(first);
     assert!(first_blocks >= 4);
     assert!(shared(first, second) >= first_blocks - 1);
 }
@@ -27,7 +34,7 @@ fn escapes_spacing_and_field_order_outside_the_prompt_do_not_matter() {
     let plain =
         r#"{"model":"m","messages":[{"role":"user","content":"éééééééééééééééééééé"}],"stream":true}"#;
     let escaped = "{ \"stream\" : true, \"x\":[1], \"messages\": [ {\"role\":\"user\", \"content\":\"\\u00e9éééééééééééééééééé\\u00e9\"} ], \"model\":\"m\"}";
-    let blocks = info(plain).chain.blocks.len();
+    let blocks = blocks(plain);
     assert!(blocks > 1);
     assert_eq!(shared(plain, escaped), blocks);
     assert!(info(escaped).stream);
@@ -132,7 +139,7 @@ fn text_prompts_and_input_lists_are_hashed() {
         r#"{"input":"0123456789abcdef0123456789abcdef"}"#,
         r#"{"input":[{"role":"user","content":"0123456789abcdef0123456789abcdef"}]}"#,
     ] {
-        assert!(!info(body).chain.blocks.is_empty(), "{body}");
+        assert!(!info(body).chain.names.is_empty(), "{body}");
     }
 }
 
@@ -160,7 +167,7 @@ fn answers_that_do_not_tell_what_was_cached_are_known_by_their_requests() {
         let info = info(&format!(r#"{{"prompt":"{text}",{field}}}"#));
         assert_eq!(info.untold, untold, "{field}");
         let finds_nothing = untold.is_some_and(Untold::finds_nothing);
-        assert_eq!(info.chain.blocks.is_empty(), finds_nothing, "{field}");
+        assert_eq!(info.chain.names.is_empty(), finds_nothing, "{field}");
         assert!(info.chain.total_bytes > 0, "{field}: it is computed all the same");
     }
     for (prompt, untold) in [
@@ -197,12 +204,15 @@ fn a_picture_is_one_item_whatever_its_bytes() {
     // The same one again is found, with all behind it; another one is not, nor is the same one behind another
     // text.
     let of = |fill: char, question: &str| about_picture(fill, 4_000, question);
-    let all = info(&of('A', question)).chain.blocks.len();
+    let all = blocks(&of('A', question));
     assert_eq!(shared(&of('A', question), &of('A', question)), all);
     let before = shared(&of('A', question), &of('B', question));
     assert!((10..20).contains(&before), "{before} of {all}");
-    let behind = shared(&of('A', question), &of('A', "and what else?"));
-    assert!(behind >= before + 250 && behind < all, "{behind} of {all}");
+    // Long enough to have names of its own.
+    let (long, other) = (question.repeat(20), "and what else? ".repeat(70));
+    let behind = shared(&of('A', &long), &of('A', &other));
+    let all = blocks(&of('A', &long));
+    assert!((before + 240..before + 290).contains(&behind) && behind + 32 < all, "{behind} of {all}");
 }
 
 #[test]
@@ -296,7 +306,7 @@ fn an_agent_s_next_turn_repeats_its_last_whatever_is_billed_and_wherever_its_mar
         { "role": "user", "content": [marked("Go on. ")] },
     ] });
     let (first, second) = (first.to_string(), second.to_string());
-    let whole = info(&first).chain.blocks.len();
+    let whole = blocks(&first);
     assert!(whole > 40 && shared(&first, &second) + 1 >= whole, "{} of {whole}", shared(&first, &second));
     assert_eq!(info(&first).talk.opening, info(&second).talk.opening);
 }
