@@ -85,6 +85,7 @@ pub fn simulate(args: &SimulateArgs) -> Result<SimulationReport, Error> {
         policy,
         index_bytes: (args.fleet.index_mib as usize) << 20,
         index_block_tokens: args.fleet.index_block_tokens,
+        index_by_text: args.fleet.index_by_text,
         index_knows_capacity: args.fleet.index_knows_capacity,
         hold: !args.fleet.no_hold,
         pauses: !args.fleet.no_pauses,

@@ -58,6 +58,8 @@ pub(super) struct FleetSetup {
     pub(super) index_bytes: usize,
     /// Prompt tokens in one block of the router's chain.
     pub(super) index_block_tokens: u32,
+    /// Whether its names are those of a text's spans.
+    pub(super) index_by_text: bool,
     /// Whether the index is told the size of each worker's cache.
     pub(super) index_knows_capacity: bool,
     /// Whether requests wait in the router until a worker can begin on them.

@@ -2,7 +2,7 @@
 //! Equal text in equal places gives equal hashes, whatever the sizes of the trace's blocks and of the
 //! cache's.
 
-use keyway_wire::block_hash::{BlockHash, Chain, HashKey};
+use keyway_wire::block_hash::{BlockHash, Chain, HashKey, TextChain};
 
 use crate::{
     trace::Row,
@@ -21,7 +21,28 @@ const ROW: usize = 32;
 pub(super) fn chain(scale: Scale, index: usize, row: &Row, key: u64, block_tokens: u32) -> Vec<BlockHash> {
     let mut chain = Chain::new(HashKey::new(key), b"");
     let mut hashes = Vec::with_capacity((scale.prompt_tokens(row) / u64::from(block_tokens)) as usize);
-    let (mut piece, mut missing, mut first) = (Vec::with_capacity(32), block_tokens, 0);
+    let mut first = 0;
+    each_block(scale, index, row, block_tokens, |block| {
+        let (BlockHash(own), place) = (chain.push(block), hashes.len() % ROW);
+        if place == 0 {
+            first = own;
+        }
+        hashes.push(BlockHash(own & !0xffff_ffff | u64::from((first as u32) << 5) | place as u64));
+    });
+    hashes
+}
+
+/// Names of the same prompt's spans, as a gateway has them that knows text alone, cut into blocks of so many
+/// tokens.
+pub(super) fn spans(scale: Scale, index: usize, row: &Row, key: u64, block_tokens: u32) -> Vec<BlockHash> {
+    let (mut chain, mut names) = (TextChain::new(HashKey::new(key), b""), Vec::new());
+    each_block(scale, index, row, block_tokens, |block| names.extend(chain.push(block)));
+    names
+}
+
+/// Says of each full block what it is.
+fn each_block(scale: Scale, index: usize, row: &Row, block_tokens: u32, mut says: impl FnMut(&[u8])) {
+    let (mut piece, mut missing) = (Vec::with_capacity(32), block_tokens);
     for Block { id, tokens } in scale.blocks(index, row) {
         let mut from = 0;
         while from < tokens {
@@ -30,21 +51,17 @@ pub(super) fn chain(scale: Scale, index: usize, row: &Row, key: u64, block_token
             piece.extend_from_slice(&from.to_le_bytes());
             (from, missing) = (from + taken, missing - taken);
             if missing == 0 {
-                let (BlockHash(own), place) = (chain.push(&piece), hashes.len() % ROW);
-                if place == 0 {
-                    first = own;
-                }
-                hashes.push(BlockHash(own & !0xffff_ffff | u64::from((first as u32) << 5) | place as u64));
+                says(&piece);
                 piece.clear();
                 missing = block_tokens;
             }
         }
     }
-    hashes
 }
 
 #[cfg(test)]
 mod tests {
+    use keyway_wire::spans::Spans;
     use proptest::prelude::*;
 
     use super::*;
@@ -87,6 +104,10 @@ mod tests {
                 (text_a.chunks_exact(size).collect(), text_b.chunks_exact(size).collect())
             };
             prop_assert_eq!(shared(&hashes_a, &hashes_b), shared(&chunks_a, &chunks_b));
+            let [spans_a, spans_b] = [&a, &b].map(|row| spans(scale, 0, row, 0, block_tokens));
+            prop_assert_eq!(spans_a.len(), Spans::OfText.names(chunks_a.len()));
+            let alike = Spans::OfText.names(shared(&chunks_a, &chunks_b));
+            prop_assert_eq!(shared(&spans_a, &spans_b), alike);
         }
     }
 

@@ -129,7 +129,10 @@ impl Arrival {
             // A turn that forgets what was said goes on from nothing.
             answered_chain: answered_chain.filter(|answered| answered.starts_with(&chain)),
             chain,
-            index_chain: (setup.index_block_tokens != own).then(|| cut(setup.index_block_tokens)),
+            index_chain: match setup.index_block_tokens {
+                tokens if setup.index_by_text => Some(prompts::spans(scale, index, row, key, tokens)),
+                tokens => (tokens != own).then(|| cut(tokens)),
+            },
             in_session: InSession::of(workload, setup, copy, index),
             answering: None,
             source: (copy, index as u32),
