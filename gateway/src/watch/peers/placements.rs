@@ -106,7 +106,7 @@ impl PlacementsHeard {
         if router.tells_placements() {
             tracing::warn!(
                 "another gateway names prompts otherwise, so what it places is not known here: give all of them one \
-                 routing.hash_key_file (or one auth.admin_token_file) and one routing.block_bytes"
+                 routing.hash_key_file (or one auth.admin_token_file) and one routing.block_bytes, and run one version of keyway"
             );
         } else {
             tracing::info!(
