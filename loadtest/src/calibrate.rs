@@ -122,7 +122,7 @@ async fn send(args: &CalibrateArgs, server: &Server, body: Bytes) -> Result<Exch
     let (server, endpoint, timeout) = (server.clone(), args.server.endpoint(), args.server.timeout);
     let clock = Clock { zero: Instant::now() };
     let session = Session { server, endpoint, texts: 1, timeout, clock, keep_text: false, stop };
-    let exchange = exchange(session, body.into()).await;
+    let exchange = exchange(&session, body.into()).await;
     match &exchange.outcome {
         Outcome::Failed(failure) => Err(Error::Failed(failure.to_string())),
         Outcome::Ok | Outcome::Cancelled => Ok(exchange),

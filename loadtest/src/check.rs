@@ -96,7 +96,7 @@ async fn send(args: &ServerArgs, server: &Server, body: Bytes) -> Exchange {
     let clock = Clock { zero: Instant::now() };
     let (server, endpoint, timeout) = (server.clone(), args.endpoint(), args.timeout);
     let session = Session { server, endpoint, texts: 1, timeout, clock, keep_text: false, stop };
-    exchange(session, body.into()).await
+    exchange(&session, body.into()).await
 }
 
 fn counts(calibration: &Calibration) -> String {

@@ -1,30 +1,32 @@
-//! The connection to the server under test: its base URL, its key, a pool of HTTP/1.1 connections. Measures
-//! nothing.
+//! The connection to the server under test: its base URL, its key, its connections. Measures nothing.
 
 pub mod calibrate;
+pub mod connection;
 mod embeddings;
 pub mod event;
 pub mod exchange;
 pub mod names;
+pub mod pool;
 pub mod record;
 pub mod sender;
 pub mod sse;
 
 use std::{
+    fmt,
+    io::Write as _,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, header};
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::body::Incoming;
-use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::{TokioExecutor, TokioTimer},
-};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
 use serde_json::Value;
 
+use self::{
+    connection::{Answering, Broken},
+    pool::{Pool, Unconnected},
+};
 use crate::limits;
 
 /// What is sent in one request, beside what all have in common.
@@ -97,26 +99,48 @@ pub enum ClientError {
 pub enum BodyError {
     /// The connection broke before its end.
     #[error(transparent)]
-    Connection(#[from] hyper::Error),
+    Broken(#[from] Broken),
     /// There is more than [`limits::ANSWER_BYTES_MAX`] of it.
     #[error("length limit exceeded")]
     TooLong,
 }
 
-/// The server under test. Clones share the pool.
-#[derive(Debug, Clone)]
+/// Why no head of an answer came.
+#[derive(Debug, thiserror::Error)]
+pub enum Unanswered {
+    /// Nothing could be sent.
+    #[error(transparent)]
+    Unconnected(#[from] Unconnected),
+    /// The connection broke, or what came is no answer.
+    #[error(transparent)]
+    Broken(#[from] Broken),
+}
+
+/// The server under test. Clones share its connections.
+#[derive(Clone)]
 pub struct Server {
-    client: Client<HttpConnector, Full<Bytes>>,
+    pool: Arc<Pool>,
     /// `http://host:port` and any path in front of `/v1`.
     base: String,
+    /// That path; empty where there is none.
+    path: String,
     authorization: Option<HeaderValue>,
     headers: HeaderMap,
+    /// The headers that all requests have, as they are sent.
+    lines: Vec<u8>,
 }
 
 impl From<Bytes> for PreparedRequest {
     /// A request without headers of its own.
     fn from(body: Bytes) -> Self {
         Self { body, headers: Vec::new() }
+    }
+}
+
+impl fmt::Debug for Server {
+    /// Its headers carry secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("base", &self.base).finish_non_exhaustive()
     }
 }
 
@@ -139,14 +163,11 @@ impl Server {
         if let Some(value) = &mut authorization {
             value.set_sensitive(true);
         }
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        let client = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(Duration::from_secs(20))
-            .build(connector);
         let base = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
-        Ok(Self { client, base, authorization, headers: HeaderMap::new() })
+        let path = base.parse::<Uri>().map_or_else(|_| String::new(), |base| base.path().to_owned());
+        let path = path.trim_end_matches('/').to_owned();
+        let pool = Arc::new(Pool::new(uri));
+        Ok(Self { pool, base, path, authorization, headers: HeaderMap::new(), lines: Vec::new() }.sealed())
     }
 
     /// The same, sending `headers` (`Name: value`) too. Their values are never shown.
@@ -160,7 +181,29 @@ impl Server {
             value.set_sensitive(true);
             self.headers.append(name, value);
         }
-        Ok(self)
+        Ok(self.sealed())
+    }
+
+    fn sealed(mut self) -> Self {
+        self.lines = lines(&self.common());
+        self
+    }
+
+    /// The headers of a request that has none of its own.
+    fn common(&self) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(header::USER_AGENT, HeaderValue::from_static("keyway-loadtest"));
+        if let Some(value) = &self.authorization {
+            headers.insert(header::AUTHORIZATION, value.clone());
+        }
+        if let Some(host) = self.pool.host() {
+            headers.insert(header::HOST, host);
+        }
+        for (name, value) in &self.headers {
+            headers.insert(name, value.clone());
+        }
+        headers
     }
 
     /// Sends one request; the answer's body is still to come.
@@ -168,26 +211,65 @@ impl Server {
         &self,
         method: Method,
         path: &str,
-        prepared: PreparedRequest,
-    ) -> Result<Response<Incoming>, hyper_util::client::legacy::Error> {
-        let mut request = Request::new(Full::new(prepared.body));
-        *request.method_mut() = method;
-        // The base was parsed at the start and every path is one of ours; what still fails fails as a
-        // connect.
-        *request.uri_mut() = Uri::try_from(format!("{}{path}", self.base)).unwrap_or_default();
-        let headers = request.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert(header::USER_AGENT, HeaderValue::from_static("keyway-loadtest"));
-        if let Some(value) = &self.authorization {
-            headers.insert(header::AUTHORIZATION, value.clone());
+        prepared: &PreparedRequest,
+    ) -> Result<Answering, Unanswered> {
+        let (mut head, mut body) = (self.head(&method, path, prepared), &prepared.body[..]);
+        if body.len() <= limits::SENT_TOGETHER_BYTES {
+            head.extend_from_slice(body);
+            body = &[];
         }
-        for (name, value) in &self.headers {
-            headers.insert(name, value.clone());
+        Ok(self.pool.connection().await?.ask(&head, body).await?)
+    }
+
+    fn head(&self, method: &Method, path: &str, prepared: &PreparedRequest) -> Vec<u8> {
+        let line = [method.as_str(), " ", &self.path, path, " HTTP/1.1\r\n"];
+        let mut head = Vec::with_capacity(
+            self.lines.len() + path.len() + 128 + prepared.body.len().min(limits::SENT_TOGETHER_BYTES),
+        );
+        for part in line {
+            head.extend_from_slice(part.as_bytes());
         }
-        for (name, value) in prepared.headers {
-            headers.insert(name, value);
+        if prepared.headers.is_empty() {
+            head.extend_from_slice(&self.lines);
+        } else {
+            let mut headers = self.common();
+            for (name, value) in &prepared.headers {
+                headers.insert(name, value.clone());
+            }
+            head.extend_from_slice(&lines(&headers));
         }
-        self.client.request(request).await
+        if !(prepared.body.is_empty() && method == Method::GET) {
+            // Writing to memory cannot fail.
+            let _ = write!(head, "content-length: {}\r\n", prepared.body.len());
+        }
+        head.extend_from_slice(b"\r\n");
+        head
+    }
+
+    /// Keeps the connection of an answer that is over for another request.
+    pub fn keep(&self, answer: Answering) {
+        if let Some(connection) = answer.into_connection() {
+            self.pool.put(connection);
+        }
+    }
+
+    /// Reads a body of bounded size.
+    pub async fn read(&self, answer: Answering) -> Result<Bytes, BodyError> {
+        self.read_up_to(answer, limits::ANSWER_BYTES_MAX).await
+    }
+
+    /// Reads a body of at most `bytes_max`.
+    pub async fn read_up_to(&self, mut answer: Answering, bytes_max: usize) -> Result<Bytes, BodyError> {
+        let mut body = Vec::new();
+        let mut more = true;
+        while more {
+            more = answer.more(|piece| body.extend_from_slice(piece)).await?;
+            if body.len() > bytes_max {
+                return Err(BodyError::TooLong);
+            }
+        }
+        self.keep(answer);
+        Ok(body.into())
     }
 
     /// Sends one request and reads the whole answer as JSON, within `timeout`.
@@ -201,16 +283,12 @@ impl Server {
         let request = format!("{method} {}{path}", self.base);
         let no_answer = |reason| ClientError::NoAnswer { request: request.clone(), reason };
         let exchange = async {
-            let response = self.send(method, path, body.into()).await.map_err(|e| no_answer(chain(&e)))?;
-            let status = response.status();
-            let body = read(response.into_body()).await.map_err(|error| no_answer(error.to_string()))?;
-            if !status.is_success() {
+            let answer = self.send(method, path, &body.into()).await.map_err(|e| no_answer(chain(&e)))?;
+            let status = answer.head.status;
+            let body = self.read(answer).await.map_err(|error| no_answer(error.to_string()))?;
+            if !is_success(status) {
                 let message = event::error_message(&body);
-                return Err(ClientError::Status {
-                    request: request.clone(),
-                    status: status.as_u16(),
-                    message,
-                });
+                return Err(ClientError::Status { request: request.clone(), status, message });
             }
             serde_json::from_slice(&body).map_err(|e| ClientError::Answer {
                 request: request.clone(),
@@ -241,20 +319,22 @@ pub fn read_api_key(path: &Path) -> Result<String, ClientError> {
     if key.is_empty() { Err(ClientError::NoKey(path.into())) } else { Ok(key.into()) }
 }
 
-/// Reads a body of bounded size.
-pub async fn read(body: Incoming) -> Result<Bytes, BodyError> {
-    read_up_to(body, limits::ANSWER_BYTES_MAX).await
+/// Whether a status says that all went well.
+pub fn is_success(status: u16) -> bool {
+    (200..300).contains(&status)
 }
 
-/// Reads a body of at most `bytes_max`.
-pub async fn read_up_to(body: Incoming, bytes_max: usize) -> Result<Bytes, BodyError> {
-    match Limited::new(body, bytes_max).collect().await {
-        Ok(collected) => Ok(collected.to_bytes()),
-        // What is not the connection's is the limit's.
-        Err(error) => {
-            Err(error.downcast::<hyper::Error>().map_or(BodyError::TooLong, |error| (*error).into()))
+/// Headers as they are sent.
+fn lines(headers: &HeaderMap) -> Vec<u8> {
+    let mut lines = Vec::new();
+    // A request's length is that of its body, whatever else is said of it.
+    let sent = |name: &HeaderName| *name != header::CONTENT_LENGTH && *name != header::TRANSFER_ENCODING;
+    for (name, value) in headers.iter().filter(|(name, _)| sent(name)) {
+        for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
+            lines.extend_from_slice(part);
         }
     }
+    lines
 }
 
 /// An error with its causes, which for connections say what happened.

@@ -10,6 +10,24 @@ pub const EVENT_BYTES_MAX: usize = 1 << 20;
 /// about 200 KiB.
 pub const ANSWER_BYTES_MAX: usize = 4 << 20;
 
+/// Headers of an answer, and bytes of its head: what hyper takes.
+pub const ANSWER_HEADERS_MAX: usize = 100;
+/// See [`ANSWER_HEADERS_MAX`].
+pub const ANSWER_HEAD_BYTES_MAX: usize = 8192 + 100 * 4096;
+
+/// Bytes read of a connection at a time; one such space a thread. More would not fit into a core's second
+/// cache with what is made of them.
+pub const READ_BYTES: usize = 64 << 10;
+
+/// Bytes of a request's body that are copied behind its head, which takes less than to send two pieces.
+pub const SENT_TOGETHER_BYTES: usize = 4096;
+
+/// Space that a connection keeps for the head of its next answer and what comes with it.
+pub const AHEAD_KEPT_BYTES: usize = 2048;
+
+/// How long a connection waits for another request: servers close idle ones, few before this.
+pub const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(20);
+
 /// Bytes read of an answer with embeddings: 2,048 texts of 4,096 numbers, 20 characters each, are 160 MiB.
 pub const EMBEDDINGS_BYTES_MAX: usize = 256 << 20;
 

@@ -159,7 +159,7 @@ pub async fn measure(
         pacer,
         bodies,
         overhead_tokens: calibration.overhead_tokens,
-        session,
+        session: Arc::new(session),
         names: names(args, text),
         places: places(args),
         warmup: args.schedule.warmup.unwrap_or_default(),

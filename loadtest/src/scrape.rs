@@ -6,7 +6,10 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use http::Method;
+use http::{
+    Method,
+    uri::{InvalidUri, PathAndQuery},
+};
 use serde::{Deserialize, Serialize};
 use tokio::{sync::watch, task::JoinHandle, time::MissedTickBehavior};
 
@@ -130,6 +133,8 @@ fn target(url: &str) -> Result<(Server, String), ClientError> {
     let cut = url[after..].find('/').map_or(url.len(), |at| after + at);
     let (base, path) = url.split_at(cut);
     let path = if path.len() > 1 { path } else { "/metrics" };
+    let refuse = |error: InvalidUri| ClientError::Url { url: url.into(), reason: format!("{error}") };
+    path.parse::<PathAndQuery>().map_err(refuse)?;
     Ok((Server::new(base, None)?, path.to_owned()))
 }
 
@@ -137,15 +142,13 @@ async fn fetch(server: &Server, path: &str, timeout: Duration) -> Result<String,
     let request = format!("GET {path} (--scrape)");
     let fail = |reason: String| ClientError::NoAnswer { request: request.clone(), reason };
     let exchange = async {
-        let response = server
-            .send(Method::GET, path, PreparedRequest::default())
-            .await
-            .map_err(|error| fail(client::chain(&error)))?;
-        let status = response.status();
-        let body = client::read(response.into_body()).await.map_err(|error| fail(error.to_string()))?;
-        if !status.is_success() {
+        let answer = server.send(Method::GET, path, &PreparedRequest::default()).await;
+        let answer = answer.map_err(|error| fail(client::chain(&error)))?;
+        let status = answer.head.status;
+        let body = server.read(answer).await.map_err(|error| fail(error.to_string()))?;
+        if !client::is_success(status) {
             let message = client::event::error_message(&body);
-            return Err(ClientError::Status { request: request.clone(), status: status.as_u16(), message });
+            return Err(ClientError::Status { request: request.clone(), status, message });
         }
         std::str::from_utf8(&body).map(str::to_owned).map_err(|_| fail("the answer is no text".into()))
     };

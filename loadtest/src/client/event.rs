@@ -10,6 +10,8 @@
 mod content;
 mod counts;
 mod error;
+mod quick;
+mod reader;
 
 use keyway_wire::openai::Usage;
 use serde::Deserialize;
@@ -19,6 +21,7 @@ use self::content::{Choice, Given, Str, text_of};
 pub use self::{
     counts::Counts,
     error::{error_message, error_of_body},
+    reader::Reader,
 };
 use super::sse;
 
@@ -114,8 +117,16 @@ struct Stopped<'a> {
 impl EventContent {
     /// Reads one event; `so_far` are the counts that events before it told.
     pub fn read(event: sse::Event<'_>, so_far: Option<&Usage>) -> Result<Self, Bad> {
+        Self::read_with_text(event, so_far).map(|(said, _)| said)
+    }
+
+    /// The same, and the text that it carries where that is written as it is meant.
+    fn read_with_text<'a>(
+        event: sse::Event<'a>,
+        so_far: Option<&Usage>,
+    ) -> Result<(Self, Option<&'a str>), Bad> {
         if event.data == b"[DONE]" {
-            return Ok(Self { done: true, ..Self::default() });
+            return Ok((Self { done: true, ..Self::default() }, None));
         }
         let named_error = event.name == b"error";
         let chunk: Chunk<'_> = match serde_json::from_slice(event.data) {
@@ -133,7 +144,8 @@ impl EventContent {
             (None, Some(kind)) => chunk.of_kind(kind)?,
             (None, None) => Self::default(),
         };
-        Ok(Self { usage: chunk.counts().map(|counts| counts.onto(so_far)), ..said })
+        let usage = chunk.counts().map(|counts| counts.onto(so_far));
+        Ok((Self { usage, ..said }, chunk.plain_text()))
     }
 }
 

@@ -3,22 +3,24 @@
 
 use std::time::{Duration, Instant};
 
-use http::{Method, Response, StatusCode, header};
-use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
-use keyway_wire::headers;
+use http::Method;
 use tokio::sync::watch;
 
 use crate::{
     client::{
-        self, PreparedRequest, Server, embeddings,
-        event::{self, Bad, EventContent},
+        self, PreparedRequest, Server, Unanswered,
+        connection::Answering,
+        embeddings,
+        event::{self, Bad},
         record::{Exchange, Failure, FailureClass, Outcome},
         sse,
     },
     limits,
     workload::body::Endpoint,
 };
+
+/// What the `content-type` of a stream begins with.
+const EVENT_STREAM: &[u8] = b"text/event-stream";
 
 /// The run's clock: nanoseconds after its zero.
 #[derive(Debug, Clone, Copy)]
@@ -59,12 +61,13 @@ pub struct Session {
 }
 
 /// Sends the request and reads the answer to its end.
-pub async fn exchange(session: Session, request: PreparedRequest) -> Exchange {
-    let Session { server, endpoint, texts, timeout, clock, keep_text, mut stop } = session;
-    let mut watching =
-        Watching { clock, keep_text, seen: Exchange::begun(clock.now_ns()), finished: false, done_ns: None };
+pub async fn exchange(session: &Session, request: PreparedRequest) -> Exchange {
+    let (clock, timeout, mut stop) = (session.clock, session.timeout, session.stop.clone());
+    let seen = Exchange::begun(clock.now_ns());
+    let (events, keep_text) = (event::Reader::default(), session.keep_text);
+    let mut watching = Watching { clock, keep_text, seen, events, finished: false, done_ns: None };
     let outcome = tokio::select! {
-        result = tokio::time::timeout(timeout, watching.run(&server, (endpoint, texts), request)) => match result {
+        result = tokio::time::timeout(timeout, watching.run(session, &request)) => match result {
             Ok(Ok(())) => Outcome::Ok,
             Ok(Err(failure)) => Outcome::Failed(failure),
             Err(_) => Outcome::Failed(failure(FailureClass::Timeout, format!("not done after {timeout:?}"))),
@@ -83,6 +86,7 @@ struct Watching {
     clock: Clock,
     keep_text: bool,
     seen: Exchange,
+    events: event::Reader,
     /// The stream has said why its generating ended.
     finished: bool,
     /// When the stream's last word was here.
@@ -113,37 +117,38 @@ impl Exchange {
 // === impl Watching ===
 
 impl Watching {
-    async fn run(
-        &mut self,
-        server: &Server,
-        (endpoint, texts): (Endpoint, u32),
-        request: PreparedRequest,
-    ) -> Result<(), Failure> {
-        let response = server.send(Method::POST, endpoint.path(), request).await.map_err(|error| {
-            let class = if error.is_connect() { FailureClass::Connect } else { FailureClass::Cut };
+    async fn run(&mut self, session: &Session, request: &PreparedRequest) -> Result<(), Failure> {
+        let Session { server, endpoint, .. } = session;
+        let mut answer = server.send(Method::POST, endpoint.path(), request).await.map_err(|error| {
+            let class = match error {
+                Unanswered::Unconnected(_) => FailureClass::Connect,
+                Unanswered::Broken(_) => FailureClass::Cut,
+            };
             failure(class, client::chain(&error))
         })?;
         self.seen.head_ns = Some(self.clock.now_ns());
-        self.seen.worker = worker_of(&response);
-        if response.status() != StatusCode::OK {
-            let class = FailureClass::Status(response.status().as_u16());
-            let body = client::read(response.into_body()).await.unwrap_or_default();
-            return Err(failure(class, event::error_message(&body)));
+        self.seen.worker = answer.head.worker.take();
+        let status = answer.head.status;
+        if status != 200 {
+            let body = server.read(answer).await.unwrap_or_default();
+            return Err(failure(FailureClass::Status(status), event::error_message(&body)));
         }
         if !endpoint.generates() {
-            return self.embeddings(response.into_body(), texts).await;
+            return self.embeddings(server, answer, session.texts).await;
         }
-        let kind = response.headers().get(header::CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
-        if !kind.to_ascii_lowercase().starts_with(b"text/event-stream") {
-            let kind = kind.escape_ascii().to_string();
-            return Err(not_a_stream(&kind, &client::read(response.into_body()).await.unwrap_or_default()));
+        let kind = answer.head.kind.get(..EVENT_STREAM.len());
+        if !kind.is_some_and(|kind| kind.eq_ignore_ascii_case(EVENT_STREAM)) {
+            let kind = answer.head.kind.escape_ascii().to_string();
+            return Err(not_a_stream(&kind, &server.read(answer).await.unwrap_or_default()));
         }
-        self.stream(response.into_body()).await
+        self.stream(&mut answer).await?;
+        server.keep(answer);
+        Ok(())
     }
 
     /// An answer without tokens: it has an end, and no time before it.
-    async fn embeddings(&mut self, body: Incoming, texts: u32) -> Result<(), Failure> {
-        let body = client::read_up_to(body, limits::EMBEDDINGS_BYTES_MAX).await;
+    async fn embeddings(&mut self, server: &Server, answer: Answering, texts: u32) -> Result<(), Failure> {
+        let body = server.read_up_to(answer, limits::EMBEDDINGS_BYTES_MAX).await;
         let body = body.map_err(|error| failure(FailureClass::Cut, client::chain(&error)))?;
         let now_ns = self.clock.now_ns();
         self.seen.usage = embeddings::read(&body, texts)?;
@@ -151,23 +156,26 @@ impl Watching {
         Ok(())
     }
 
-    async fn stream(&mut self, mut body: Incoming) -> Result<(), Failure> {
+    async fn stream(&mut self, answer: &mut Answering) -> Result<(), Failure> {
         let mut parser = sse::Parser::new(limits::EVENT_BYTES_MAX);
-        while let Some(frame) = body.frame().await {
-            let frame = match frame {
-                Ok(frame) => frame,
-                Err(error) => return Err(failure(FailureClass::Cut, client::chain(&error))),
-            };
-            let (now_ns, mut result) = (self.clock.now_ns(), Ok(()));
-            let Some(piece) = frame.data_ref() else { continue };
-            parser
-                .push(piece, |event| {
+        let mut more = true;
+        while more {
+            // All that is read at once came at one time.
+            let (mut now_ns, mut result) = (None, Ok(()));
+            let read = answer.more(|piece| {
+                let now_ns = *now_ns.get_or_insert_with(|| self.clock.now_ns());
+                let pushed = parser.push(piece, |event| {
                     if result.is_ok() && self.done_ns.is_none() {
                         result = self.event(event, now_ns);
                     }
-                })
-                .map_err(|error| failure(FailureClass::Protocol, error.to_string()))?;
+                });
+                if let (Ok(()), Err(error)) = (&result, pushed) {
+                    result = Err(failure(FailureClass::Protocol, error.to_string()));
+                }
+            });
+            let read = read.await.map_err(|error| failure(FailureClass::Cut, client::chain(&error)));
             result?;
+            more = read?;
         }
         if self.done_ns.is_some() {
             Ok(())
@@ -177,7 +185,7 @@ impl Watching {
     }
 
     fn event(&mut self, event: sse::Event<'_>, now_ns: u64) -> Result<(), Failure> {
-        let said = EventContent::read(event, self.seen.usage.as_ref()).map_err(Failure::from)?;
+        let said = self.events.read(event, self.seen.usage.as_ref()).map_err(Failure::from)?;
         self.finished |= said.finished;
         if said.generated {
             self.generated(now_ns);
@@ -228,8 +236,4 @@ impl From<Bad> for Failure {
 
 pub(super) fn failure(class: FailureClass, message: String) -> Failure {
     Failure { class, message: message.chars().take(limits::ERROR_SAMPLE_CHARS_MAX).collect() }
-}
-
-fn worker_of(response: &Response<Incoming>) -> Option<String> {
-    response.headers().get(headers::WORKER)?.to_str().ok().map(str::to_owned)
 }

@@ -53,7 +53,7 @@ pub struct Sender {
     /// Prompt tokens of the server's own in each prompt: its chat template.
     pub overhead_tokens: u64,
     /// The server, path, time limit and clock that all requests share.
-    pub session: Session,
+    pub session: Arc<Session>,
     /// How requests name the sessions that they belong to.
     pub names: SessionNames,
     /// Requests at most under way; the rest wait or are dropped.
@@ -218,10 +218,11 @@ impl Sender {
         let Due { intended_ns, row } = due;
         let order = self.control.sent.fetch_add(1, Ordering::Relaxed);
         let warmup = order < self.warmup.requests || u128::from(intended_ns) < self.warmup.until.as_nanos();
-        let (session, records, places) = (self.session.clone(), self.records.clone(), self.places.clone());
+        let (session, records, places) =
+            (Arc::clone(&self.session), self.records.clone(), self.places.clone());
         runtime.spawn(async move {
             let Ready { request, place, reusable, wanted_prompt_tokens } = ready;
-            let (mut exchange, queued_ns) = placed(session, request, places).await;
+            let (mut exchange, queued_ns) = placed(&session, request, places).await;
             let (at_ns, text) = (exchange.end_ns, std::mem::take(&mut exchange.text));
             let tokens = exchange.usage.as_ref().map_or(0, |usage| usage.completion_tokens);
             let reply = (exchange.outcome == Outcome::Ok).then_some(Reply { text, tokens });
@@ -290,7 +291,7 @@ impl Sender {
 }
 
 /// The exchange, once there is a place for it; and the time that took, in nanoseconds.
-async fn placed(session: Session, request: PreparedRequest, places: Option<Places>) -> (Exchange, u64) {
+async fn placed(session: &Session, request: PreparedRequest, places: Option<Places>) -> (Exchange, u64) {
     let Some(Places { free, drop }) = places else {
         return (exchange(session, request).await, 0);
     };

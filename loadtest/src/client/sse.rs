@@ -56,17 +56,38 @@ impl Parser {
             if self.line.len() + self.data.len() + self.name.len() + text.len() > self.bytes_max {
                 return Err(TooLarge(self.bytes_max));
             }
-            self.line.extend_from_slice(text);
-            let Some(end) = end else { break };
+            let Some(end) = end else {
+                self.line.extend_from_slice(text);
+                break;
+            };
             self.after_cr = piece[end] == b'\r';
             piece = &piece[end + 1..];
-            self.end_line(&mut event);
+            if !self.line.is_empty() {
+                self.line.extend_from_slice(text);
+                let line = std::mem::take(&mut self.line);
+                self.end_line(&line, &mut event);
+                self.line = line;
+                self.line.clear();
+            } else if let Some(data) = self.whole(text, piece) {
+                event(Event { name: &self.name, data });
+                self.name.clear();
+                piece = &piece[1..];
+            } else {
+                self.end_line(text, &mut event);
+            }
         }
         Ok(())
     }
 
-    fn end_line(&mut self, event: &mut impl FnMut(Event<'_>)) {
-        let mut line = self.line.as_slice();
+    /// The data of an event of which `line` is the only line of data and an empty line in front of `rest` the
+    /// end. As a rule an event is such, and need not be copied.
+    fn whole<'a>(&self, line: &'a [u8], rest: &[u8]) -> Option<&'a [u8]> {
+        let is_whole =
+            !self.after_cr && !self.at_start && self.data.is_empty() && rest.first() == Some(&b'\n');
+        if is_whole { value_of(line, b"data") } else { None }
+    }
+
+    fn end_line(&mut self, mut line: &[u8], event: &mut impl FnMut(Event<'_>)) {
         if std::mem::take(&mut self.at_start) {
             line = line.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(line);
         }
@@ -83,7 +104,6 @@ impl Parser {
             self.name.clear();
             self.name.extend_from_slice(value);
         }
-        self.line.clear();
     }
 }
 

@@ -47,7 +47,7 @@ enum Content<'a> {
 }
 
 /// Fields that say whose content it is, and none of it.
-fn is_label(field: &str) -> bool {
+pub(super) fn is_label(field: &str) -> bool {
     matches!(field, "type" | "id" | "index" | "role" | "status" | "call_id" | "item_id" | "phase")
 }
 
@@ -65,6 +65,17 @@ impl Choice<'_> {
     pub(super) fn text(&self) -> String {
         let content = self.delta.as_ref().and_then(|delta| delta.content.as_ref());
         content.or(self.text.as_ref()).map(|text| text.0.to_string()).unwrap_or_default()
+    }
+}
+
+impl<'a> Choice<'a> {
+    /// Its text, where it is written without escapes.
+    pub(super) fn plain_text(&self) -> Option<&'a str> {
+        let content = self.delta.as_ref().and_then(|delta| delta.content.as_ref());
+        match content.or(self.text.as_ref())?.0 {
+            Cow::Borrowed(text) => Some(text),
+            Cow::Owned(_) => None,
+        }
     }
 }
 

@@ -19,11 +19,21 @@ pub struct Counts {
 }
 
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
-struct Details {
-    cached_tokens: Option<u64>,
+pub(super) struct Details {
+    pub(super) cached_tokens: Option<u64>,
 }
 
 impl Counts {
+    /// Those of a chat or a completion.
+    pub(super) fn of_chat(prompt: Option<u64>, completion: Option<u64>, details: Option<Details>) -> Self {
+        Self {
+            prompt_tokens: prompt,
+            completion_tokens: completion,
+            prompt_tokens_details: details,
+            ..Self::default()
+        }
+    }
+
     /// These counts, and for what they leave open those of the events before: Anthropic's streams tell the
     /// prompt's at their beginning and the answer's at their end.
     pub fn onto(&self, so_far: Option<&Usage>) -> Usage {
