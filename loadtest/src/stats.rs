@@ -15,11 +15,17 @@ use self::hdr::HdrError;
 /// largest.
 const TAIL_MIN: f64 = 5.0;
 
+/// Times below this are counted in a list, 32 KiB of it at most.
+const SHORT_US: u64 = 4096;
+
 /// A counted set of times.
 #[derive(Debug, Clone, Default)]
 pub struct Samples {
-    /// Microseconds and how often they occurred.
-    counts: BTreeMap<u64, u64>,
+    /// How often each number of microseconds below [`SHORT_US`] occurred, up to the largest that did: servers
+    /// that answer so fast do so often.
+    short: Vec<u64>,
+    /// Microseconds from there on, and how often they occurred.
+    long: BTreeMap<u64, u64>,
     n: u64,
     sum_us: u128,
     /// Sum of the squares, for the standard deviation.
@@ -85,16 +91,35 @@ impl Samples {
     }
 
     /// Adds `count` equal times.
-    fn add_equal_us(&mut self, us: u64, count: u64) {
-        *self.counts.entry(us).or_insert(0) += count;
+    pub fn add_equal_us(&mut self, us: u64, count: u64) {
+        self.count(us, count);
         self.n += count;
         self.sum_us += u128::from(us) * u128::from(count);
         self.sum_us2 += (us as f64).powi(2) * count as f64;
     }
 
+    fn count(&mut self, us: u64, count: u64) {
+        if us >= SHORT_US {
+            *self.long.entry(us).or_insert(0) += count;
+            return;
+        }
+        let place = us as usize;
+        if place >= self.short.len() {
+            self.short.resize((place + 1).next_power_of_two(), 0);
+        }
+        self.short[place] += count;
+    }
+
+    /// Microseconds and how often they occurred, the smallest first.
+    fn counted(&self) -> impl DoubleEndedIterator<Item = (u64, u64)> {
+        let short = self.short.iter().enumerate().map(|(us, &count)| (us as u64, count));
+        let long = self.long.iter().map(|(&us, &count)| (us, count));
+        short.filter(|&(_, count)| count > 0).chain(long)
+    }
+
     /// The figures; `None` without samples.
     pub fn summary(&self) -> Option<Summary> {
-        let (&max_us, _) = self.counts.last_key_value()?;
+        let (max_us, _) = self.counted().next_back()?;
         let mean = self.sum_us as f64 / self.n as f64;
         let percentile = |percent| self.percentile_ms(percent);
         Some(Summary {
@@ -126,7 +151,7 @@ impl Samples {
 
     /// All of them as an HdrHistogram of microseconds (V2, compressed, base64).
     pub fn hdr(&self) -> String {
-        hdr::encode(self.counts.iter().map(|(&us, &count)| (us, count)))
+        hdr::encode(self.counted())
     }
 
     /// What [`Samples::hdr`] wrote, each within 0.05 %.
@@ -143,8 +168,8 @@ impl Samples {
 
     /// Adds all samples of `other`.
     pub fn merge(&mut self, other: &Self) {
-        for (&us, &count) in &other.counts {
-            *self.counts.entry(us).or_insert(0) += count;
+        for (us, count) in other.counted() {
+            self.count(us, count);
         }
         self.n += other.n;
         self.sum_us += other.sum_us;
@@ -155,7 +180,7 @@ impl Samples {
         // Less than a millionth of a sample is the arithmetic's own error.
         let rank = (self.n as f64 * percent / 100.0 - 1e-6).ceil().max(1.0) as u64;
         let mut below = 0;
-        for (&us, &count) in &self.counts {
+        for (us, count) in self.counted() {
             below += count;
             if below >= rank {
                 return us;
@@ -207,7 +232,9 @@ mod tests {
         }
 
         #[test]
-        fn figures_equal_those_of_the_sorted_samples(mut us in prop::collection::vec(0u64..2000, 1..300)) {
+        fn figures_equal_those_of_the_sorted_samples(
+            mut us in prop::collection::vec(prop_oneof![0u64..2000, SHORT_US - 5..SHORT_US + 5, 0u64..90_000], 1..300),
+        ) {
             let mut samples = Samples::default();
             for &us in &us {
                 samples.add_us(us);

@@ -196,7 +196,10 @@ impl Tally {
                 view.ttft.add_ns(first_ns.saturating_sub(from_ns));
             }
         }
-        exchange.gaps_us.iter().for_each(|&us| self.itl.add_us(us.into()));
+        // Of events that came at one time, as of a busy stream, there are many in a row.
+        for gaps in exchange.gaps_us.chunk_by(|a, b| a == b) {
+            self.itl.add_equal_us(gaps[0].into(), gaps.len() as u64);
+        }
         if let Some(ns) = record.tpot_ns() {
             self.tpot.add_ns(ns);
         }

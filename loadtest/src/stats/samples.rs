@@ -84,8 +84,8 @@ impl Reservoir {
         }
         let us = |ns: u64| (ns + 500) / 1000;
         let mut itl = BTreeMap::new();
-        for &gap_us in &record.exchange.gaps_us {
-            *itl.entry(hdr::bucket(gap_us.into(), ITL_HALF_MAGNITUDE)).or_insert(0) += 1;
+        for gaps in record.exchange.gaps_us.chunk_by(|a, b| a == b) {
+            *itl.entry(hdr::bucket(gaps[0].into(), ITL_HALF_MAGNITUDE)).or_insert(0) += gaps.len() as u64;
         }
         let sample = Sample {
             row: record.row,
