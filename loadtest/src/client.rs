@@ -5,6 +5,7 @@ pub mod connection;
 mod embeddings;
 pub mod event;
 pub mod exchange;
+mod lanes;
 pub mod names;
 pub mod pool;
 pub mod record;

@@ -26,6 +26,7 @@ use crate::{
     client::{
         PreparedRequest,
         exchange::{Session, exchange},
+        lanes::{Lanes, Work},
         names::SessionNames,
         record::{Exchange, Failure, FailureClass, Outcome, Record},
     },
@@ -121,11 +122,70 @@ enum Woken {
     Stopped,
 }
 
+/// A request to be sent now.
+struct Job {
+    due: Due,
+    warmup: bool,
+    ready: Ready,
+}
+
+/// What all requests end in.
+struct Exchanging {
+    session: Arc<Session>,
+    places: Option<Places>,
+    records: UnboundedSender<Record>,
+    bell: Option<Bell>,
+}
+
+impl Work for Exchanging {
+    type Job = Job;
+
+    async fn run(&self, job: Job, free: impl FnOnce() + Send) {
+        let Job { due: Due { row, intended_ns }, warmup, ready } = job;
+        let Ready { request, place, reusable, wanted_prompt_tokens } = ready;
+        let (mut exchange, queued_ns) = placed(&self.session, request, self.places.as_ref()).await;
+        let (at_ns, text) = (exchange.end_ns, std::mem::take(&mut exchange.text));
+        let tokens = exchange.usage.as_ref().map_or(0, |usage| usage.completion_tokens);
+        let reply = (exchange.outcome == Outcome::Ok).then_some(Reply { text, tokens });
+        // The run drops its end of the channel only when it is over, and then no record is wanted.
+        let _ = self.records.send(Record {
+            row,
+            intended_ns,
+            queued_ns,
+            warmup,
+            place,
+            wanted_prompt_tokens,
+            reusable,
+            exchange,
+        });
+        free();
+        if let Some(bell) = &self.bell {
+            bell.ring(Ending { row, at_ns, reply }).await;
+        }
+    }
+}
+
 /// Tells the sender's thread that a request has ended.
-#[derive(Clone)]
 struct Bell {
     ended: EndSender<Ending>,
     thread: Thread,
+    /// Somebody is about to ring.
+    rung: Arc<AtomicBool>,
+}
+
+impl Bell {
+    /// Tells of an ending. Requests that end together wake the thread once: to wake it takes as long as all
+    /// else that ends a request.
+    async fn ring(&self, ending: Ending) {
+        // The thread ends before its requests do when it is told to stop.
+        let _ = self.ended.send(ending);
+        if !self.rung.swap(true, Ordering::AcqRel) {
+            // Until all that is ready to go on has done so.
+            tokio::task::yield_now().await;
+            self.rung.swap(false, Ordering::AcqRel);
+            self.thread.unpark();
+        }
+    }
 }
 
 /// How a request ended, for those that come after it.
@@ -146,7 +206,15 @@ impl Sender {
     /// Sends each request when it is due, in this thread, until none is left or `control.stop` is set.
     pub fn run(mut self, runtime: &Handle) -> SentSums {
         let (ended, mut endings) = channel();
-        let bell = (!self.pacer.is_fixed()).then(|| Bell { ended, thread: thread::current() });
+        let bell =
+            (!self.pacer.is_fixed()).then(|| Bell { ended, thread: thread::current(), rung: Arc::default() });
+        let exchanging = Exchanging {
+            session: Arc::clone(&self.session),
+            places: self.places.clone(),
+            records: self.records.clone(),
+            bell,
+        };
+        let lanes = Lanes::new(exchanging);
         let mut histories = Histories::new();
         // Only a loop that reacts to answers ever holds more than one.
         let mut ready = Prepared::new();
@@ -173,7 +241,7 @@ impl Sender {
                     sent.body_hash =
                         sent.body_hash.wrapping_add(xxh3_64_with_seed(&next.request.body, due.row as u64));
                     sent.last_due_ns = sent.last_due_ns.max(due.intended_ns);
-                    self.send(due, next, bell.clone(), runtime);
+                    lanes.give(self.job(due, next), runtime);
                 }
             }
         }
@@ -214,34 +282,11 @@ impl Sender {
         Ready { request, place: self.pacer.place(row), reusable, wanted_prompt_tokens }
     }
 
-    fn send(&self, due: Due, ready: Ready, bell: Option<Bell>, runtime: &Handle) {
-        let Due { intended_ns, row } = due;
+    fn job(&self, due: Due, ready: Ready) -> Job {
         let order = self.control.sent.fetch_add(1, Ordering::Relaxed);
+        let intended_ns = due.intended_ns;
         let warmup = order < self.warmup.requests || u128::from(intended_ns) < self.warmup.until.as_nanos();
-        let (session, records, places) =
-            (Arc::clone(&self.session), self.records.clone(), self.places.clone());
-        runtime.spawn(async move {
-            let Ready { request, place, reusable, wanted_prompt_tokens } = ready;
-            let (mut exchange, queued_ns) = placed(&session, request, places).await;
-            let (at_ns, text) = (exchange.end_ns, std::mem::take(&mut exchange.text));
-            let tokens = exchange.usage.as_ref().map_or(0, |usage| usage.completion_tokens);
-            let reply = (exchange.outcome == Outcome::Ok).then_some(Reply { text, tokens });
-            // The run drops its end of the channel only when it is over, and then no record is wanted.
-            let _ = records.send(Record {
-                row,
-                intended_ns,
-                queued_ns,
-                warmup,
-                place,
-                wanted_prompt_tokens,
-                reusable,
-                exchange,
-            });
-            if let Some(bell) = bell {
-                let _ = bell.ended.send(Ending { row, at_ns, reply });
-                bell.thread.unpark();
-            }
-        });
+        Job { due, warmup, ready }
     }
 
     /// Sleeps until `due`, or until something else must be done.
@@ -291,20 +336,20 @@ impl Sender {
 }
 
 /// The exchange, once there is a place for it; and the time that took, in nanoseconds.
-async fn placed(session: &Session, request: PreparedRequest, places: Option<Places>) -> (Exchange, u64) {
+async fn placed(session: &Session, request: PreparedRequest, places: Option<&Places>) -> (Exchange, u64) {
     let Some(Places { free, drop }) = places else {
         return (exchange(session, request).await, 0);
     };
     let (clock, mut stop) = (session.clock, session.stop.clone());
     let begun_ns = clock.now_ns();
-    let place = if drop {
-        free.try_acquire_owned().map_err(|_| {
+    let place = if *drop {
+        free.try_acquire().map_err(|_| {
             let message = "--max-concurrency requests were under way".into();
             Outcome::Failed(Failure { class: FailureClass::Dropped, message })
         })
     } else {
         tokio::select! {
-            place = free.acquire_owned() => place.map_err(|_| Outcome::Cancelled),
+            place = free.acquire() => place.map_err(|_| Outcome::Cancelled),
             _ = stop.wait_for(|stop| *stop) => Err(Outcome::Cancelled),
         }
     };
