@@ -10,9 +10,9 @@ pub const EVENT_BYTES_MAX: usize = 1 << 20;
 /// about 200 KiB.
 pub const ANSWER_BYTES_MAX: usize = 4 << 20;
 
-/// Headers of an answer, and bytes of its head: what hyper takes.
+/// Headers of an answer, as many as hyper takes.
 pub const ANSWER_HEADERS_MAX: usize = 100;
-/// See [`ANSWER_HEADERS_MAX`].
+/// Bytes of an answer's head, as many as hyper takes.
 pub const ANSWER_HEAD_BYTES_MAX: usize = 8192 + 100 * 4096;
 
 /// Bytes read of a connection at a time; one such space a thread. More would not fit into a core's second

@@ -29,7 +29,7 @@ thread_local! {
 /// Why there is no whole answer.
 #[derive(Debug, thiserror::Error)]
 pub enum Broken {
-    /// The connection failed.
+    /// The connection broke; the system says why.
     #[error("the connection broke")]
     Connection(#[from] io::Error),
     /// The server closed it within the answer.

@@ -47,7 +47,7 @@ enum Next<J> {
 }
 
 impl<W: Work> Lanes<W> {
-    /// No lane yet.
+    /// Those of this work; there is none before the first job.
     pub(super) fn new(work: W) -> Self {
         Self(Arc::new(Shared { work, idle: Mutex::new(Idle { lanes: Vec::new(), closed: false }) }))
     }

@@ -13,7 +13,7 @@ use crate::limits::ANSWER_HEADERS_MAX;
 /// What is read of an answer's head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head {
-    /// HTTP status.
+    /// HTTP status, three digits.
     pub status: u16,
     /// `content-type` as it was sent; empty without one.
     pub kind: Vec<u8>,
