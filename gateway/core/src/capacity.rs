@@ -10,6 +10,9 @@
 
 /// What is left of the belief after a prefix turned out to be forgotten.
 const SHRINK: f64 = 0.875;
+/// Of a cache whose size is told: while the model holds less than this share of it, a prefix that is not there
+/// is as likely one that another request has yet to compute. So it says little of the size.
+const TELLING_FROM: f64 = 0.5;
 /// Tokens by which the belief grows for each token that was found as predicted.
 const GROWTH: f64 = 0.125;
 /// Tokens that any cache holds: a few prompts. Below, nothing would ever be matched and so nothing learned.
@@ -50,7 +53,9 @@ impl Capacity {
     pub fn observe(&mut self, predicted: u64, reported: u64, slack: u64, resident: u64) {
         let now = self.learned.or(self.told).unwrap_or(f64::INFINITY);
         if reported + slack < predicted {
-            let shrunk = (now.min(resident as f64) * SHRINK).max(MIN_TOKENS);
+            let is_telling = self.told.is_none() || resident as f64 >= now * TELLING_FROM;
+            let held = if is_telling { now.min(resident as f64) } else { now };
+            let shrunk = (held * SHRINK).max(MIN_TOKENS);
             self.learned = Some(shrunk.min(now));
         } else if let (Some(learned), 1..) = (self.learned, reported) {
             let (found, beyond) = (predicted.min(reported), reported.saturating_sub(predicted));
@@ -81,6 +86,22 @@ mod tests {
         assert_eq!(capacity.tokens(), Some(70_000));
         capacity.tell(Some(50_000));
         assert_eq!(capacity.tokens(), Some(50_000));
+    }
+
+    /// Two requests that begin alike come at once, and the second is computed first.
+    #[test]
+    fn what_is_missed_while_the_model_is_nearly_empty_says_little_of_a_size_that_is_told() {
+        let mut capacity = Capacity::default();
+        capacity.tell(Some(1_000_000));
+        capacity.observe(512, 0, 32, 2_000);
+        assert_eq!(capacity.tokens(), Some(875_000));
+        // Where others fill the cache too, it says so time and again.
+        let answers = (1..).find(|_| {
+            capacity.observe(10_000, 0, 32, 200_000);
+            capacity.tokens() < Some(200_000)
+        });
+        assert_eq!(answers, Some(7));
+        assert_eq!(capacity.tokens(), Some(175_000));
     }
 
     #[test]

@@ -216,7 +216,7 @@ impl PrefixIndex {
             scattered = true;
             parent = self.insert_behind(list, parent, vacancy, stamp);
             self.held.slab[parent].set_claims(1);
-            self.workers[place].pending += u64::from(hash.width());
+            self.workers[place].pending += u64::from(hash.blocks());
             claims.push(parent);
             added += 1;
             i += 1;
@@ -378,7 +378,7 @@ impl PrefixIndex {
     fn insert(&mut self, list: ListId, newer: u32, vacancy: Vacancy, stamp: u32) -> u32 {
         let slot = self.held.enter(vacancy, stamp);
         self.held.slab.link(self.workers.list_mut(list), newer, slot);
-        self.workers.grew(list.place, self.held.slab[slot].hash.width());
+        self.workers.grew(list.place, self.held.slab[slot].hash.blocks());
         self.owners.add(self.workers.owner(list));
         slot
     }
@@ -387,7 +387,7 @@ impl PrefixIndex {
 /// The longest part of a chain that a cache of so many blocks can hold.
 fn fitting(chain: &[BlockHash], capacity: u32) -> &[BlockHash] {
     let mut left = capacity;
-    let fits = |name: &&BlockHash| left.checked_sub(name.width()).map(|less| left = less).is_some();
+    let fits = |name: &&BlockHash| left.checked_sub(name.blocks()).map(|less| left = less).is_some();
     if capacity == u32::MAX { chain } else { &chain[..chain.iter().take_while(fits).count()] }
 }
 

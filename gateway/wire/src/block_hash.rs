@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::spans::{SINGLE, width_before, width_behind};
 
 /// Names one prefix: all blocks up to and including the one it was made for. Its upper bits say how many
-/// blocks lie between the name before it and itself ([`BlockHash::width`]).
+/// blocks it counts for ([`BlockHash::blocks`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockHash(pub u64);
 
@@ -65,7 +65,7 @@ impl Chain {
 
     /// Appends one block and returns the name of the prefix that ends with it.
     pub fn push(&mut self, block: &[u8]) -> BlockHash {
-        let name = BlockHash::spanning(self.hash(block), 1);
+        let name = BlockHash::spanning(self.hash(block), 1, false);
         self.0 = name.0;
         name
     }
@@ -164,7 +164,7 @@ impl TextChain {
         (single, blocks) = blocks.split_at(blocks.len().min(SINGLE.saturating_sub(self.blocks)));
         names.extend(single.iter().map(|block| {
             state = step(state, digest(&secret, block));
-            name(state, 1)
+            name(state, 1, 1)
         }));
         if !single.is_empty() {
             self.blocks += single.len();
@@ -189,9 +189,9 @@ impl TextChain {
         if self.blocks < self.end {
             return None;
         }
-        let width = width_before(self.end);
-        self.end += width_behind(self.end);
-        Some(name(self.state, width as u32))
+        let (width, next) = (width_before(self.end), width_behind(self.end));
+        self.end += next;
+        Some(name(self.state, width, next))
     }
 }
 
@@ -202,11 +202,12 @@ fn step(state: u64, digest: u64) -> u64 {
     state.rotate_left(29).wrapping_mul(STATE_FACTOR) ^ digest
 }
 
-/// By xxh3's own last step each bit of the state reaches all bits of the name.
+/// By xxh3's own last step each bit of the state reaches all bits of the name. Its span is so wide, and the
+/// next one.
 #[inline]
-fn name(state: u64, width: u32) -> BlockHash {
+fn name(state: u64, width: usize, next: usize) -> BlockHash {
     let name = (state ^ (state >> 37)).wrapping_mul(AVALANCHE_FACTOR);
-    BlockHash::spanning(name ^ (name >> 32), width)
+    BlockHash::spanning(name ^ (name >> 32), width as u32, width > 1 && next > width)
 }
 
 #[inline]
@@ -236,7 +237,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::spans::{Spans, WIDTH_BITS};
+    use crate::spans::{COUNT_BITS, Spans};
 
     /// The names that each kind of chain gives to few blocks.
     fn chains(key: u64, salt: &[u8], blocks: &[Vec<u8>]) -> [Vec<BlockHash>; 2] {
@@ -282,11 +283,13 @@ mod tests {
             prop_assert_eq!(all.blocks(), whole);
             let singly: Vec<_> = text.chunks_exact(block).filter_map(|block| one.push(block)).collect();
             prop_assert_eq!(&names, &singly);
-            // One for each span, and each says how wide it is.
+            // One for each span, and they count for its blocks and half of the span behind them.
             prop_assert_eq!(names.len(), Spans::OfText.names(whole));
-            let widths: usize = names.iter().map(|name| name.width() as usize).sum();
-            prop_assert_eq!(widths, Spans::OfText.blocks(names.len()));
-            prop_assert_eq!(Spans::of(&names).blocks(names.len()), widths);
+            let (named, counted) =
+                (Spans::OfText.blocks(names.len()), names.iter().map(|name| name.blocks() as usize).sum::<usize>());
+            let unnamed = counted - named;
+            prop_assert!(unnamed <= width_behind(named) / 2 && unnamed + 1 >= width_behind(named) / 2, "{}", unnamed);
+            prop_assert_eq!(Spans::of(&names).blocks(names.len()), named);
         }
 
         #[test]
@@ -331,9 +334,9 @@ mod tests {
     #[test]
     fn each_bit_reaches_all_of_the_name() {
         let chain = TextChain::new(HashKey::new(9), b"");
-        // But for those that say how wide it is.
+        // But for those that say how many blocks it counts for.
         let name = |state: u64, block: &[u8]| {
-            TextChain { state, ..chain.clone() }.push(block).map_or(0, |name| name.0 << WIDTH_BITS)
+            TextChain { state, ..chain.clone() }.push(block).map_or(0, |name| name.0 << COUNT_BITS)
         };
         let (block, states) = ([b'a'; 64], [0, 1, u64::MAX, 0x0123_4567_89ab_cdef]);
         let mut changed = [0_u32; 64];
@@ -348,12 +351,12 @@ mod tests {
             for other in by_block.chain((0..64).map(|bit| name(state ^ 1 << bit, &block))) {
                 tries += 1;
                 assert!((base ^ other).count_ones() >= 8, "each single bit reaches many");
-                (WIDTH_BITS as usize..64).for_each(|bit| changed[bit] += ((base ^ other) >> bit & 1) as u32);
+                (COUNT_BITS as usize..64).for_each(|bit| changed[bit] += ((base ^ other) >> bit & 1) as u32);
             }
         }
         let share = changed.map(|changed| f64::from(changed) / f64::from(tries));
         assert!(
-            share[WIDTH_BITS as usize..].iter().all(|share| (0.44..0.56).contains(share)),
+            share[COUNT_BITS as usize..].iter().all(|share| (0.44..0.56).contains(share)),
             "{share:?} of {tries}"
         );
     }

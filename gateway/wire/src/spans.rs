@@ -2,7 +2,9 @@
 //! apart behind, as a span of a thirty-second of what lies before it says nearly as much. So a long prompt
 //! that is new has tens of names, not hundreds.
 //!
-//! A name tells how wide its span is, so whoever holds a chain can count its blocks.
+//! A name tells for how many blocks it counts in a cache: for those of its span. What a prompt has behind its
+//! last name, half of the next span in the mean, is cached too and has no name; so the last name before each
+//! wider span counts for half as many blocks more.
 
 use crate::block_hash::BlockHash;
 
@@ -15,22 +17,26 @@ const DOUBLINGS: usize = 6;
 /// Where they do.
 const WIDEST_FROM: usize = SINGLE << DOUBLINGS;
 
-/// Upper bits of a name that say how wide its span is, as a power of two.
-pub(crate) const WIDTH_BITS: u32 = 3;
-const WIDTH_SHIFT: u32 = u64::BITS - WIDTH_BITS;
+/// Upper bits of a name that say for how many blocks it counts: how wide its span is, as a power of two, and
+/// one bit for half as many again.
+pub(crate) const COUNT_BITS: u32 = 4;
+const COUNT_SHIFT: u32 = u64::BITS - COUNT_BITS;
+const HALF_MORE: u64 = 1 << COUNT_SHIFT;
 
 impl BlockHash {
-    /// Blocks of its span: those from the name before it in its chain up to it.
+    /// Blocks that it counts for in a cache.
     #[inline]
-    pub const fn width(self) -> u32 {
-        1 << (self.0 >> WIDTH_SHIFT)
+    pub const fn blocks(self) -> u32 {
+        let width = 1 << (self.0 >> (COUNT_SHIFT + 1));
+        if self.0 & HALF_MORE == 0 { width } else { width + width / 2 }
     }
 
-    /// The name of these bits, for a span of so many blocks, a power of two up to 128. Of the bits all but
-    /// the upper three count.
+    /// The name of these bits, for a span of so many blocks, a power of two up to 128, and whether a wider
+    /// one follows. Of the bits all but the upper four count.
     #[inline]
-    pub(crate) const fn spanning(bits: u64, width: u32) -> Self {
-        Self(bits & ((1 << WIDTH_SHIFT) - 1) | (width.trailing_zeros() as u64) << WIDTH_SHIFT)
+    pub(crate) const fn spanning(bits: u64, width: u32, before_wider: bool) -> Self {
+        let count = (width.trailing_zeros() as u64) << 1 | before_wider as u64;
+        Self(bits & (HALF_MORE - 1) | count << COUNT_SHIFT)
     }
 }
 
@@ -63,7 +69,7 @@ impl Spans {
     #[inline]
     pub fn of(chain: &[BlockHash]) -> Self {
         // Texts that are no longer are named alike.
-        if chain.get(SINGLE).is_some_and(|name| name.width() > 1) { Self::OfText } else { Self::Single }
+        if chain.get(SINGLE).is_some_and(|name| name.blocks() > 1) { Self::OfText } else { Self::Single }
     }
 
     /// Blocks of the prefix that the last of so many names stands for.
@@ -136,10 +142,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_name_tells_its_width_and_is_the_same_in_all_other_bits(bits: u64, doublings in 0_u32..8) {
-            let name = BlockHash::spanning(bits, 1 << doublings);
-            prop_assert_eq!(name.width(), 1 << doublings);
-            prop_assert_eq!((name.0 ^ bits) << WIDTH_BITS, 0);
+        fn a_name_tells_its_blocks_and_is_the_same_in_all_other_bits(bits: u64, doublings in 0_u32..8) {
+            let [name, before_wider] = [false, true].map(|more| BlockHash::spanning(bits, 1 << doublings, more));
+            prop_assert_eq!(name.blocks(), 1 << doublings);
+            prop_assert_eq!(before_wider.blocks(), (3 << doublings) / 2);
+            for name in [name, before_wider] {
+                prop_assert_eq!((name.0 ^ bits) << COUNT_BITS, 0);
+            }
         }
     }
 }

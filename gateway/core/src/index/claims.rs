@@ -95,7 +95,7 @@ impl PrefixIndex {
         let claims = slot.claims();
         if claims > 0 {
             slot.set_claims(0);
-            self.workers[slot.worker].pending -= u64::from(slot.hash.width());
+            self.workers[slot.worker].pending -= u64::from(slot.hash.blocks());
             self.voids.add(at, claims - closed, self.sequence);
         }
     }

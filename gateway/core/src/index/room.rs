@@ -70,7 +70,7 @@ impl PrefixIndex {
     fn evict_blocks(&mut self, list: ListId, blocks: u64, most: usize, kept: Kept) -> usize {
         let oldest = |index: &Self| Some(index.workers.list(list).oldest).filter(|&slot| slot != NIL);
         let Some(first) = oldest(self) else { return 0 };
-        let width = u64::from(self.held.slab[first].hash.width());
+        let width = u64::from(self.held.slab[first].hash.blocks());
         let likely = blocks.div_ceil(width).min(most as u64) as usize;
         if likely > 1 {
             self.fetch_oldest(first, likely);
@@ -97,7 +97,7 @@ impl PrefixIndex {
 
     pub(super) fn evict(&mut self, slot: u32) {
         self.accept(slot, 0);
-        let (list, width) = (self.held.slab[slot].list(), self.held.slab[slot].hash.width());
+        let (list, width) = (self.held.slab[slot].list(), self.held.slab[slot].hash.blocks());
         self.held.slab.unlink(self.workers.list_mut(list), slot);
         self.workers.shrank(list.place, width);
         self.owners.take(self.workers.owner(list));

@@ -49,7 +49,7 @@ impl PrefixIndex {
                 continue; // No list has a block twice, but a file may be anything.
             };
             let worker = &self.workers[place];
-            let more = worker.blocks + u64::from(hash.width());
+            let more = worker.blocks + u64::from(hash.blocks());
             if more > worker.capacity.into() || self.held.slab.is_full() {
                 break;
             }

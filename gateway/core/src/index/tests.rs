@@ -18,13 +18,13 @@ fn chain_of(owner: Owner, path: &[u8]) -> Vec<BlockHash> {
     path.iter().map(|&branch| chain.push(&[branch])).collect()
 }
 
-/// The same, of spans of one, two or four blocks.
+/// The same, each counting for one to six blocks.
 fn spans_of(owner: Owner, path: &[u8]) -> Vec<BlockHash> {
-    chain_of(owner, path).into_iter().map(|BlockHash(bits)| BlockHash(bits | bits % 3 << 61)).collect()
+    chain_of(owner, path).into_iter().map(|BlockHash(bits)| BlockHash(bits | bits % 6 << 60)).collect()
 }
 
 fn widths<'a>(names: impl IntoIterator<Item = &'a BlockHash>) -> u64 {
-    names.into_iter().map(|name| u64::from(name.width())).sum()
+    names.into_iter().map(|name| u64::from(name.blocks())).sum()
 }
 
 #[derive(Clone, Debug)]
