@@ -10,8 +10,8 @@
 
 /// What is left of the belief after a prefix turned out to be forgotten.
 const SHRINK: f64 = 0.875;
-/// Of a cache whose size is told: while the model holds less than this share of it, a prefix that is not there
-/// is as likely one that another request has yet to compute. So it says little of the size.
+/// Of a cache whose size is told: while the model holds less than this share of it, a prefix that is not
+/// there is as likely one that another request has yet to compute. So it says little of the size.
 const TELLING_FROM: f64 = 0.5;
 /// Tokens by which the belief grows for each token that was found as predicted.
 const GROWTH: f64 = 0.125;

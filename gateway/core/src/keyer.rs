@@ -1,6 +1,6 @@
-//! Turns a prompt's canonical bytes into the hash chain that names its prefixes: fixed blocks of text in spans
-//! ([`keyway_wire::spans`]), no tokenizer. It does not decide which fields of a request are canonical, nor in
-//! which order they come.
+//! Turns a prompt's canonical bytes into the hash chain that names its prefixes: fixed blocks of text in
+//! spans ([`keyway_wire::spans`]), no tokenizer. It does not decide which fields of a request are canonical,
+//! nor in which order they come.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -241,7 +241,7 @@ mod tests {
 
         #[test]
         fn different_fields_never_share_all_their_bytes(a in fields(), b in fields()) {
-            // One-byte blocks name every prefix of so short a text, so equal chains mean equal canonical bytes.
+            // One-byte blocks name every prefix of so short a text: equal chains mean equal canonical bytes.
             prop_assert_eq!(a == b, chain(1, &a) == chain(1, &b));
         }
 

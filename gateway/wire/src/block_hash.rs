@@ -99,7 +99,7 @@ const AVALANCHE_FACTOR: u64 = 0x1656_6791_9E37_79F9;
 pub struct TextChain {
     state: u64,
     secret: Secret,
-    /// Blocks so far.
+    /// Blocks that were appended so far.
     blocks: usize,
     /// Where the span ends that is under way: further on.
     end: usize,
@@ -121,7 +121,7 @@ impl TextChain {
         Self { state: seed, secret: std::array::from_fn(word), blocks: 0, end: width_behind(0) }
     }
 
-    /// Blocks so far.
+    /// How many blocks were appended so far.
     pub const fn blocks(&self) -> usize {
         self.blocks
     }

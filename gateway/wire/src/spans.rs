@@ -14,7 +14,7 @@ pub(crate) const SINGLE: usize = 64;
 const PER_DOUBLING: usize = SINGLE / 2;
 /// Doublings behind which spans get no wider.
 const DOUBLINGS: usize = 6;
-/// Where they do.
+/// Blocks of the text that lie before the first of these.
 const WIDEST_FROM: usize = SINGLE << DOUBLINGS;
 
 /// Upper bits of a name that say for how many blocks it counts: how wide its span is, as a power of two, and

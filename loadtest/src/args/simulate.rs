@@ -150,8 +150,8 @@ pub struct FleetArgs {
     /// Prompt tokens in one block of the router's chain (the gateway's 64 bytes of text at 4 bytes a token)
     #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub index_block_tokens: u32,
-    /// Let the router know prompts by their text: in long ones its names stand further apart, each for a span of
-    /// blocks
+    /// Let the router know prompts by their text: in long ones its names stand further apart, each for a span
+    /// of blocks
     #[arg(long, conflicts_with = "events")]
     pub index_by_text: bool,
 }

@@ -67,8 +67,8 @@ impl PrefixIndex {
         }
     }
 
-    /// How many leading blocks of what `chain` names each worker holds, to ask for many of them. What an exact worker is
-    /// computing counts as held.
+    /// How many leading blocks of what `chain` names each worker holds, to ask for many of them. What an
+    /// exact worker is computing counts as held.
     ///
     /// Takes O(log blocks) searches for each distinct length and O(holders of the first block) for each time
     /// that they are halved, so O(holders × log lengths) however many hold the prompt.
