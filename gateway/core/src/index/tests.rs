@@ -20,7 +20,7 @@ fn chain_of(owner: Owner, path: &[u8]) -> Vec<BlockHash> {
 
 /// The same, each counting for one to six blocks.
 fn spans_of(owner: Owner, path: &[u8]) -> Vec<BlockHash> {
-    chain_of(owner, path).into_iter().map(|BlockHash(bits)| BlockHash(bits | bits % 6 << 60)).collect()
+    chain_of(owner, path).into_iter().map(|BlockHash(bits)| BlockHash(bits | (bits % 6) << 60)).collect()
 }
 
 fn widths<'a>(names: impl IntoIterator<Item = &'a BlockHash>) -> u64 {
