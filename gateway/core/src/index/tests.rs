@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use keyway_wire::block_hash::{Chain, HashKey};
+use keyway_wire::block_hash::{Chain, HashKey, TextChain};
+use keyway_wire::spans::Spans;
 use proptest::prelude::*;
 
 use super::*;
@@ -285,6 +286,37 @@ fn check(index: &PrefixIndex, budget: usize, parents: &HashMap<BlockHash, Option
             let slot = index.held.find(*hash, index.workers.get(WorkerId(worker)).unwrap());
             assert!(slot.is_some_and(|slot| holders.contains(&slot)), "a block the table does not lead to");
         }
+    }
+}
+
+/// The names of a text of so many blocks, whose first ones are `common`.
+fn text(common: usize, own: usize, number: u8) -> Vec<BlockHash> {
+    let mut chain = TextChain::new(HashKey::new(5), b"");
+    let blocks = (0..common).map(|i| [0, i as u8, (i >> 8) as u8]);
+    let own = (0..own).map(|i| [number, i as u8, (i >> 8) as u8]);
+    blocks.chain(own).filter_map(|block| chain.push(&block)).collect()
+}
+
+proptest! {
+    #[test]
+    fn long_texts_match_up_to_the_last_name_that_both_have(
+        common in 0_usize..3_000, a in 0_usize..400, b in 0_usize..400, capacity in 1_usize..4_000,
+    ) {
+        let mut index = PrefixIndex::new(1 << 20);
+        let (placed, asked) = (text(common, a, 1), text(common, b, 2));
+        drop(index.place(WorkerId(7), &placed));
+        index.settle();
+        let (spans, worker) = (Spans::OfText, WorkerId(7));
+        let found = spans.blocks(spans.names(common).min(asked.len()));
+        prop_assert_eq!(index.lengths(&asked).of(worker) as usize, found);
+        prop_assert_eq!(index.matched(&asked).first().map_or(0, |one| one.1 as usize), found);
+        // What is cached of it has no more names than a cache of this size can hold.
+        let before = index.resident(worker);
+        index.set_capacity(worker, Some(capacity));
+        prop_assert!(index.resident(worker) <= capacity.min(before));
+        let left = index.lengths(&asked).of(worker) as usize;
+        prop_assert!(left <= found.min(capacity));
+        prop_assert!(before > capacity || left == found, "nothing had to go");
     }
 }
 

@@ -1,6 +1,6 @@
 //! A shortlist's choice is the choice among all.
 
-use keyway_wire::block_hash::BlockHash;
+use keyway_wire::block_hash::{BlockHash, HashKey, TextChain};
 use proptest::prelude::*;
 
 use super::*;
@@ -26,7 +26,12 @@ struct Fleet {
     speeds: Vec<f64>,
     index: PrefixIndex,
     shortlist: Shortlist,
+    /// Whether prompts are long texts, named in spans.
+    of_text: bool,
 }
+
+/// Blocks of a long text for each of a short prompt: the kinds part at 72 blocks and at 144.
+const TEXT_BLOCKS: u64 = 12;
 
 /// A worker's name in the index: not its place.
 fn name(place: usize) -> WorkerId {
@@ -39,6 +44,14 @@ fn chain(kind: u64, blocks: u64) -> Vec<BlockHash> {
     (0..blocks).map(|i| BlockHash((part(i) * 1000 + i + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15))).collect()
 }
 
+/// The same as long texts.
+fn text(kind: u64, blocks: u64) -> Vec<BlockHash> {
+    let mut text = TextChain::new(HashKey::new(2), b"");
+    let blocks =
+        chain(kind, blocks).into_iter().flat_map(|block| (0..TEXT_BLOCKS).map(move |i| [block.0, i]));
+    blocks.filter_map(|block| text.push(block.map(u64::to_le_bytes).as_flattened())).collect()
+}
+
 impl Fleet {
     fn new(workers: usize, speeds: &[f64]) -> Self {
         Self {
@@ -47,7 +60,12 @@ impl Fleet {
             speeds: (0..workers).map(|i| speeds[i % speeds.len()]).collect(),
             index: PrefixIndex::new(1 << 20),
             shortlist: Shortlist::new((0..workers).map(name)),
+            of_text: false,
         }
+    }
+
+    fn prompt(&self, kind: u64, blocks: u64) -> Vec<BlockHash> {
+        if self.of_text { text(kind, blocks) } else { chain(kind, blocks) }
     }
 
     /// With a shortlist that knows of each worker.
@@ -59,6 +77,9 @@ impl Fleet {
     }
 
     fn happens(&mut self, now: Duration, place: usize, event: Event) {
+        if let Event::Holds(kind, blocks) = event {
+            drop(self.index.place(name(place), &self.prompt(kind, blocks as u64)));
+        }
         let (load, waiting) = (&self.loads[place], &mut self.waiting[place]);
         match event {
             Event::Starts(tokens) => waiting.push(load.start(now, tokens, tokens % 5 != 0)),
@@ -70,7 +91,6 @@ impl Fleet {
                 }
             }
             Event::Ends if load.requests() > waiting.len() as u64 => load.end(),
-            Event::Holds(kind, blocks) => drop(self.index.place(name(place), &chain(kind, 20)[..blocks])),
             _ => {}
         }
         self.shortlist.note(place, load, self.speeds[place]);
@@ -121,17 +141,19 @@ proptest! {
         speeds in prop::collection::vec(prop_oneof![3 => Just(8.0), 1 => 2.0..40.0_f64], 1..5),
         steps in prop::collection::vec((gap(), any::<prop::sample::Index>(), event()), 1..120),
         asks in prop::collection::vec((0_u64..4, 1_u64..24, any::<u64>(), 0_usize..4), 1..8),
+        of_text: bool,
     ) {
-        let mut fleet = Fleet::new(workers, &speeds).noted();
+        let mut fleet = Fleet { of_text, ..Fleet::new(workers, &speeds).noted() };
+        let each_blocks = if of_text { TEXT_BLOCKS } else { 1 };
         let mut now = Duration::from_secs(3);
         for (n, (gap, place, event)) in steps.into_iter().enumerate() {
             now += Duration::from_nanos(gap);
             fleet.happens(now, place.index(workers), event);
             let (kind, blocks, random, waits) = asks[n % asks.len()];
-            let chain = chain(kind, blocks);
+            let chain = fleet.prompt(kind, blocks);
             let view = RequestView {
                 chain: &chain,
-                prompt_tokens: blocks * 16 + random % 16 + 1,
+                prompt_tokens: blocks * each_blocks * 16 + random % 16 + 1,
                 block_tokens: 16.0,
                 media: &[],
                 session: (random % 3 == 0).then_some(random),
