@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use parking_lot::Mutex;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -59,6 +59,8 @@ impl Recorded {
 #[derive(Debug)]
 pub struct FakeWorker {
     addr: SocketAddr,
+    /// Bound and never listens: while the worker is stopped, the system gives its port to no other test.
+    _held: TcpSocket,
     shared: Arc<Shared>,
     calls: tokio::sync::Mutex<mpsc::UnboundedReceiver<Call>>,
     accepting: Mutex<Option<JoinHandle<()>>>,
@@ -103,6 +105,7 @@ impl FakeWorker {
     }
 
     /// Starts at this address: pods of a Service have one port and an address each.
+    #[expect(clippy::unused_async, reason = "tests wait for workers of every kind to start")]
     pub async fn at(addr: SocketAddr, models: &[&str]) -> Self {
         let (calls, receiver) = mpsc::unbounded_channel(); // bounded by what the test sends
         let shared = Arc::new(Shared {
@@ -122,10 +125,10 @@ impl FakeWorker {
             aborted: AtomicUsize::new(0),
             calls,
         });
-        let listener = TcpListener::bind(addr).await.expect("a free port");
-        let addr = listener.local_addr().expect("bound");
-        let accepting = Mutex::new(Some(tokio::spawn(accept(listener, shared.clone()))));
-        Self { addr, shared, calls: tokio::sync::Mutex::new(receiver), accepting }
+        let held = bound(addr).expect("a free port");
+        let addr = held.local_addr().expect("bound");
+        let accepting = Mutex::new(Some(tokio::spawn(accept(listener(addr), shared.clone()))));
+        Self { addr, _held: held, shared, calls: tokio::sync::Mutex::new(receiver), accepting }
     }
 
     /// Where it listens.
@@ -255,9 +258,9 @@ impl FakeWorker {
     }
 
     /// Comes back on the same port.
+    #[expect(clippy::unused_async, reason = "as it is stopped")]
     pub async fn restart(&self) {
-        let listener = TcpListener::bind(self.addr).await.expect("the old port");
-        *self.accepting.lock() = Some(tokio::spawn(accept(listener, self.shared.clone())));
+        *self.accepting.lock() = Some(tokio::spawn(accept(listener(self.addr), self.shared.clone())));
     }
 }
 
@@ -267,6 +270,19 @@ impl Drop for FakeWorker {
             task.abort();
         }
     }
+}
+
+/// A socket at this address, which only others of its kind may share.
+fn bound(addr: SocketAddr) -> std::io::Result<TcpSocket> {
+    let socket = if addr.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseport(true)?;
+    socket.bind(addr)?;
+    Ok(socket)
+}
+
+/// Listens at an address that the worker holds.
+fn listener(addr: SocketAddr) -> TcpListener {
+    bound(addr).and_then(|socket| socket.listen(1024)).expect("the worker holds its port")
 }
 
 /// Accepts until aborted; its connections end with it.

@@ -87,6 +87,16 @@ async fn a_stopped_worker_refuses_and_comes_back_on_its_port() {
 }
 
 #[tokio::test]
+async fn the_port_of_a_stopped_worker_is_given_to_nobody_else() {
+    let worker = FakeWorker::start().await;
+    worker.stop().await;
+    let taken = tokio::net::TcpListener::bind(worker.addr()).await;
+    assert_eq!(taken.map_err(|error| error.kind()).err(), Some(std::io::ErrorKind::AddrInUse));
+    worker.restart().await;
+    assert_eq!(get(worker.addr(), "/health").await.status(), 200);
+}
+
+#[tokio::test]
 async fn the_proxy_cuts_at_the_byte_it_was_told() {
     let worker = FakeWorker::start().await;
     let proxy = ChaosProxy::start(worker.addr()).await;
