@@ -1,5 +1,5 @@
 //! A fleet for one test: a real gateway process in front of fake workers (in the test) or real ones
-//! (processes), all on free ports that the processes choose and announce. Everything ends with the
+//! (processes), all on free ports, which the gateway chooses and announces. Everything ends with the
 //! [`Cluster`].
 
 use std::io::{Read as _, Write as _};
@@ -15,6 +15,7 @@ use crate::client::{Response, get, post};
 use crate::eventually::patience;
 use crate::fake_worker::FakeWorker;
 use crate::metrics::Metrics;
+use crate::ports::free_addr;
 use crate::process::Process;
 use crate::{canary, eventually, openai};
 
@@ -403,9 +404,9 @@ pub struct RealWorker {
 
 impl RealWorker {
     /// Starts one without waiting for it, with the random model unless `args` name one: most tests need an
-    /// engine, no sense.
+    /// engine, no sense. Its port is none that other tests' connections are given while it is restarted.
     pub fn spawn(args: &[&str]) -> Self {
-        Self::spawn_at(SocketAddr::from(([127, 0, 0, 1], 0)), args)
+        Self::spawn_at(free_addr(), args)
     }
 
     /// The same, at an address: that of one that is gone.

@@ -46,8 +46,8 @@ async fn one_table_has_pods_for_prefill_and_for_decode_and_none_of_unknown_role_
     }
     let asked: Vec<usize> = pods.iter().map(|pod| pod.worker.request_count()).collect();
     assert_eq!(asked, [0, 20, 0, 0]);
-    let log = gateway.process.log().join("\n");
-    assert!(log.contains("whose label says no role") && log.contains("2 pods in all"), "{log}");
+    let log = || gateway.process.log().join("\n");
+    eventually!(log().contains("whose label says no role") && log().contains("2 pods in all"), "{}", log());
 
     // What is mended on a pod that runs counts at once.
     label(&api, &pods[2], "decode");

@@ -238,6 +238,7 @@ async fn a_file_has_one_gateway_and_one_that_cannot_be_used_holds_nobody_up() {
     assert_eq!(status(&gateway, ALICE, &chat("hi")).await, 200);
     let asked = usage(&gateway, "").await;
     assert_eq!((asked.status(), &asked.json()["error"]["code"]), (503, &"usage_unreadable".into()));
+    gateway.process.announced("usage cannot be written").await;
     let said = gateway.process.log();
     let lines: Vec<_> = said.iter().filter(|line| line.contains("usage cannot be written")).collect();
     assert!(lines.len() == 1 && lines[0].contains("nowhere"), "{lines:?}");

@@ -53,6 +53,7 @@ async fn an_alias_reaches_the_worker_as_its_model_and_nothing_else_changes() {
     is_logged(&cluster.gateway, &["model=\"alpha\"", "asked_model=\"default\"", "model_by=\"alias\""]).await;
     let own = post(cluster.addr(), CHAT, around("alpha").as_bytes()).await;
     assert_eq!((own.header("x-keyway-model"), last_body(&cluster.fakes[0])), (None, around("alpha").into()));
+    cluster.gateway.idle().await;
     let counted = cluster.gateway.metrics().await;
     let requests = |model: &str| counted.sum("keyway_requests_total", &[("model", model)]);
     assert_eq!((requests("alpha"), requests("default"), requests("other")), (4.0, 0.0, 0.0));

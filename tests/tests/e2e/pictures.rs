@@ -102,6 +102,7 @@ async fn the_same_picture_is_found_again_with_its_tokens_and_another_is_not() {
     for fill in ['a', 'b', 'c'] {
         ask(&gateway, &json!([picture(fill, 3_000), text("and this?")])).await;
     }
+    gateway.idle().await;
     let metrics: Metrics = gateway.metrics().await;
     let over = |metrics: &Metrics| metrics.sum("keyway_predictions_total", &[("result", "over")]);
     let before = over(&metrics);

@@ -74,8 +74,7 @@ async fn our_own_workers_answer_from_what_another_one_has() {
     let metrics = gateway.metrics().await;
     assert_eq!(metrics.sum(PULLS, &[("outcome", "done")]), metrics.sum(PULLS, &[]));
     assert!(metrics.sum("keyway_prompt_ways_total", &[("way", "pull")]) >= 6.0);
-    let log = gateway.process.log().join("\n");
-    assert!(log.contains(&format!("pulled_from=\"{}\"", first.addr())), "{log}");
+    gateway.process.announced(&format!("pulled_from=\"{}\"", first.addr())).await;
 }
 
 /// Workers that the test answers for, each with a port at which it gives its KV.
@@ -204,7 +203,9 @@ async fn a_worker_that_refuses_to_fetch_still_answers() {
                 assert_eq!(fleet.answered(&chat(&long(i)), 0).await.1, Value::Null);
             }
         }
-        let told = |line: &&String| line.contains("refuses to fetch what other workers have cached");
+        let refuses = "refuses to fetch what other workers have cached";
+        fleet.gateway.process.announced(refuses).await;
+        let told = |line: &&String| line.contains(refuses);
         assert_eq!(fleet.gateway.process.log().iter().filter(told).count(), 1);
         let metrics = fleet.gateway.metrics().await;
         assert_eq!(metrics.sum("keyway_retries_total", &[]), 0.0, "no other worker was asked");
@@ -254,8 +255,7 @@ async fn where_nothing_comes_nothing_is_fetched_any_more() {
     eventually!(fleet.pulls("missed").await == f64::from(missed.iter().sum::<u32>()), "each is counted");
     let metrics = fleet.gateway.metrics().await;
     assert_eq!(metrics.sum("keyway_cache_capacity_corrections_total", &[]), 0.0);
-    let told = |line: &&String| line.contains("three times in a row");
-    assert!(fleet.gateway.process.log().iter().filter(told).count() >= 1);
+    fleet.gateway.process.announced("three times in a row").await;
 }
 
 #[tokio::test]

@@ -125,6 +125,7 @@ async fn two_gateways_let_in_as_many_as_one_and_go_by_halves_without_the_store()
     assert!((8..=may_come).contains(&let_in), "{let_in} of {may_come}");
     let refused = |metrics: keyway_tests::Metrics| metrics.sum("keyway_store_refusals_total", &[]);
     eventually!(refused(setup.gateways[0].metrics().await) > 0.0);
+    setup.gateways[0].process.announced("is away").await;
     let log = setup.gateways[0].process.log();
     assert_eq!(log.iter().filter(|line| line.contains("is away")).count(), 1, "said once: {log:?}");
 

@@ -368,6 +368,7 @@ async fn an_event_that_is_too_large_is_held_against_no_worker() {
         }
     }
     assert_eq!(cluster.gateway.ready_workers().await, 2);
+    cluster.gateway.idle().await;
     let metrics = cluster.gateway.metrics().await;
     assert_eq!(metrics.sum("keyway_requests_total", &[("outcome", "event_too_large")]), 24.0);
     assert_eq!(metrics.sum("keyway_ejections_total", &[]), 0.0);

@@ -114,8 +114,7 @@ async fn a_gateway_that_starts_under_load_finds_what_the_others_find_with_its_fi
     }
     load.abort();
     assert!(of_old > 30_000.0 && of_new >= 0.95 * of_old, "{of_new} of {of_old}");
-    let took = "the index was taken from another gateway";
-    assert!(new.process.log().iter().any(|line| line.contains(took)), "{:?}", new.process.log());
+    new.process.announced("the index was taken from another gateway").await;
 }
 
 #[tokio::test]
@@ -128,9 +127,10 @@ async fn who_names_prompts_otherwise_is_not_believed_and_that_is_said() {
     matched(&teller, &prompt(0, "first")).await;
     let listener = Gateway::builder().config(&toml(&workers, &[&teller], &other)).start().await;
     listener.wait_ready(2).await;
-    let says = |what: &str| listener.process.log().iter().any(|line| line.contains(what));
-    eventually!(says("another gateway names prompts otherwise"), "{:?}", listener.process.log());
-    assert!(says("no other gateway gives its index") && says("other names"), "{:?}", listener.process.log());
+    let said = ["another gateway names prompts otherwise", "no other gateway gives its index", "other names"];
+    for said in said {
+        listener.process.announced(said).await;
+    }
     matched(&teller, &prompt(1, "first")).await;
     eventually!(heard(&listener, "other_names").await >= 1.0);
     assert_eq!(heard(&listener, "recorded").await, 0.0);

@@ -485,6 +485,7 @@ async fn an_idle_worker_whose_port_closes_is_down_although_it_keeps_its_connecti
         assert_eq!(cluster.served_by(&cluster.chat(&format!("after {turn}")).await), 1);
     }
     assert_eq!(ending.request_count(), before);
+    eventually!(!lines(gateway, "WARN", &name).is_empty(), "it is told");
     let warned = lines(gateway, "WARN", &name);
     assert_eq!(warned.len(), 1, "{warned:?}");
     ending.stop().await;
