@@ -263,7 +263,7 @@ mod tests {
         assert_eq!(found.cost, cost);
         let running_ms = 3.0 * 256.0 / 8.0;
         let want =
-            Cost { queue_ms: 40.0 + running_ms, fetch_ms: 40.0, displaced_ms: 125.0, ..Cost::default() };
+            Cost { queue_ms: 40.0 + running_ms, fetch_ms: 40.0, displaced_ms: 187.5, ..Cost::default() };
         assert_eq!(cost, want);
     }
 }
