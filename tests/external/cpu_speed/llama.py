@@ -1,17 +1,15 @@
-"""llama.cpp on the steps of `worker/benches/qwen3_0_6b`: decode of 24 tokens from an empty context, one sequence and eight,
-and a prompt of 512; medians.
+"""llama.cpp on the steps of `worker/benches/qwen3_0_6b`: decode of 24 tokens from an empty context, one sequence, eight and
+32, and a prompt of 512; medians.
 
     llama.py MODEL.gguf THREADS ROUNDS
 """
 
 import ctypes
-import statistics
 import sys
 import time
 
 import llama_cpp as llama
-
-DECODE, BATCH, PREFILL, VOCAB = 24, 8, 512, 151936
+from steps import BATCHES, DECODE, PREFILL, VOCAB, report
 
 
 def step(context, tokens) -> None:
@@ -54,15 +52,12 @@ def main() -> None:
     model = llama.llama_load_model_from_file(path.encode(), llama.llama_model_default_params())
     params = llama.llama_context_default_params()
     params.n_ctx, params.n_batch, params.n_ubatch = 1024, PREFILL, PREFILL
-    params.n_threads, params.n_threads_batch, params.n_seq_max = threads, threads, BATCH
+    params.n_threads, params.n_threads_batch, params.n_seq_max = threads, threads, max(BATCHES)
     params.kv_unified = True
     context = llama.llama_new_context_with_model(model, params)
     decode(context, 1)
-    times = [(decode(context, 1), decode(context, BATCH), prefill(context)) for _ in range(rounds)]
-    one, eight, prompt = (statistics.median(column) for column in zip(*times))
-    print(f"  decode, batch 1            {1 / one:7.1f} tokens/s")
-    print(f"  decode, batch {BATCH}            {BATCH / eight:7.1f} tokens/s, {BATCH * one / eight:.2f} times batch 1")
-    print(f"  prefill of {PREFILL}             {PREFILL / prompt:7.0f} tokens/s")
+    rounds = [([decode(context, sequences) for sequences in BATCHES], prefill(context)) for _ in range(rounds)]
+    report(*zip(*rounds))
 
 
 if __name__ == "__main__":

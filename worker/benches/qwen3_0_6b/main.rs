@@ -26,7 +26,10 @@ use keyway_worker::model::{CpuBackend, KvLayout, LoadedModel, ModelSource, Quant
 
 const BLOCK_SIZE: usize = 16;
 const PREFILL: usize = 512;
-const BATCH: usize = 8;
+/// Sequences at once, beside one alone.
+const BATCHES: [usize; 2] = [8, 32];
+/// Most of them.
+const BATCH_MAX: usize = 32;
 /// Tokens decoded in a round, from an empty context on.
 const DECODE: usize = 24;
 
@@ -83,9 +86,9 @@ struct Round {
     bandwidth: f64,
     /// Operations per second.
     arithmetic: f64,
-    /// Seconds per step of one sequence, of eight, and of a prompt.
+    /// Seconds per step of one sequence, of each of [`BATCHES`], and of a prompt.
     decode: f64,
-    batch: f64,
+    batches: [f64; BATCHES.len()],
     prefill: f64,
 }
 
@@ -100,8 +103,10 @@ fn bench(
     let model = LoadedModel::load_quantized(&ModelSource::Dir(dir), quantize)?;
     let loading = begin.elapsed().as_secs_f64();
     let weights = model.info.weight_bytes as f64;
-    let layout =
-        KvLayout { block_size: BLOCK_SIZE, num_blocks: PREFILL.max(BATCH * DECODE) / BLOCK_SIZE + BATCH };
+    let layout = KvLayout {
+        block_size: BLOCK_SIZE,
+        num_blocks: PREFILL.max(BATCH_MAX * DECODE) / BLOCK_SIZE + BATCH_MAX,
+    };
     let mut backend = model.into_backend(layout)?.with_compute(options.compute.clone());
     println!("{name}: {:.0} MB of weights, loaded in {loading:.1} s", weights / 1e6);
     decode(&mut backend, 1);
@@ -109,29 +114,31 @@ fn bench(
         .map(|_| Round {
             bandwidth: bandwidth.measure(&options.compute),
             decode: decode(&mut backend, 1),
-            batch: decode(&mut backend, BATCH),
+            batches: BATCHES.map(|sequences| decode(&mut backend, sequences)),
             arithmetic: multiplications(&options.compute),
             prefill: prefill(&mut backend),
         })
         .collect();
-    let of = |value: fn(&Round) -> f64| median(rounds.iter().map(value).collect());
+    let of = |value: &dyn Fn(&Round) -> f64| median(rounds.iter().map(value).collect());
     let share = median(rounds.iter().map(|round| weights / round.bandwidth / round.decode).collect());
-    println!("  read probe                 {:7.1} GB/s", of(|r| r.bandwidth) / 1e9);
-    println!("  f32 multiply-add probe     {:7.0} GFLOP/s", of(|r| r.arithmetic) / 1e9);
+    println!("  read probe                 {:7.1} GB/s", of(&|r| r.bandwidth) / 1e9);
+    println!("  f32 multiply-add probe     {:7.0} GFLOP/s", of(&|r| r.arithmetic) / 1e9);
     println!(
         "  decode, batch 1            {:7.1} tokens/s, {:.0} % of the floor",
-        of(|r| 1.0 / r.decode),
+        of(&|r| 1.0 / r.decode),
         100.0 * share
     );
-    println!(
-        "  decode, batch {BATCH}            {:7.1} tokens/s, {:.2} times batch 1",
-        of(|r| BATCH as f64 / r.batch),
-        of(|r| BATCH as f64 * r.decode / r.batch)
-    );
+    for (i, sequences) in BATCHES.into_iter().enumerate() {
+        println!(
+            "  decode, batch {sequences:<2}           {:7.1} tokens/s, {:.2} times batch 1",
+            of(&|r| sequences as f64 / r.batches[i]),
+            of(&|r| sequences as f64 * r.decode / r.batches[i])
+        );
+    }
     println!(
         "  prefill of {PREFILL}             {:7.0} tokens/s, {:.0} % of the multiply-add probe",
-        of(|r| PREFILL as f64 / r.prefill),
-        of(|r| 100.0 * 2.0 * PREFILL as f64 * checkpoint::LAYER_WEIGHTS as f64 / r.prefill / r.arithmetic)
+        of(&|r| PREFILL as f64 / r.prefill),
+        of(&|r| 100.0 * 2.0 * PREFILL as f64 * checkpoint::LAYER_WEIGHTS as f64 / r.prefill / r.arithmetic)
     );
     Ok(())
 }
