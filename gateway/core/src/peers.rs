@@ -25,7 +25,7 @@ use crate::pick::{Candidate, RequestView, Source};
 use crate::transfers::Transfer;
 
 /// What fetched blocks displace, as a share of what computed ones do. In the table those had a price of 1 and
-/// not of 1.5: this is between its 0.3 and 0.6.
+/// not of 1.5, so this is what a half is there.
 pub const COPY_DISPLACES: f64 = 1.0 / 3.0;
 
 /// Says of each candidate that exchanges blocks, and whose matches are known, what it could fetch from
