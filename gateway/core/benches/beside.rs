@@ -62,9 +62,9 @@ impl Random {
         (self.word() % end as u64) as usize
     }
 
-    /// Names of so many new blocks.
+    /// Names of so many new blocks, each of one: the upper bits of a name say how many it spans.
     fn blocks(&mut self, count: usize) -> Vec<u64> {
-        (0..count).map(|_| self.word() | 1).collect()
+        (0..count).map(|_| self.word() >> 4 | 1).collect()
     }
 }
 
