@@ -156,7 +156,7 @@ pub fn kv_event(data: &[u8]) {
     }
     let _ = index.run(feed.reply_ended(&index, true));
     let mut index = index.0.into_inner();
-    assert!(index.len() <= index.capacity());
+    assert!(index.bytes() <= 1 << 16 && index.len() <= 64);
     index.remove_worker(WorkerId(1));
     assert!(index.is_empty());
 }

@@ -158,7 +158,7 @@ impl Router {
     /// is empty yet.
     #[must_use]
     pub fn with_told_placements(self, index_bytes: usize) -> Self {
-        Self { index: SharedIndex::with_ancestry(index_bytes), telling: Some(told::Telling::new()), ..self }
+        Self { index: SharedIndex::new(index_bytes), telling: Some(told::Telling::new()), ..self }
     }
 
     /// Lets what workers store be remembered.

@@ -12,8 +12,8 @@ use keyway_core::{KvFeed, PrefixIndex, Recovery, WorkerId};
 use keyway_wire::block_hash::{BlockHash, Chain, HashKey};
 use keyway_wire::kv_event::{BlockRemoved, BlockStored, EngineHash, EventBatch, Events, KvEvent, WireFormat};
 
-/// Most bytes that a residency may take.
-const BAR: f64 = 36.0;
+/// Most bytes that a residency may take where one worker holds each block, of long prompts.
+const BAR: f64 = 22.0;
 /// Most bytes that it may take besides where events tell of it: the engine's name for it, and what is before
 /// and behind it.
 const ANNOUNCED_BAR: f64 = 40.0;

@@ -26,7 +26,7 @@ fn main() {
 }
 
 fn index() -> PrefixIndex {
-    let mut index = PrefixIndex::with_ancestry(256 << 20);
+    let mut index = PrefixIndex::new(256 << 20);
     for worker in 0..WORKERS {
         index.set_capacity(WorkerId(worker as u32), Some(60_000));
     }

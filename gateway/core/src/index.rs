@@ -4,9 +4,10 @@
 //!
 //! A worker that is *exact* announces its blocks itself; placements there are only expected (`expected.rs`).
 //!
-//! A slot is one residency: this worker holds this block. Slots of one hash are linked (`holders.rs`), so are
-//! slots of one worker and owner in the order of their last use. A chained hash names a whole prefix, so no
-//! tree is needed.
+//! Names that follow each other stand in runs of up to eight (`runs.rs`), once for all workers. A residency
+//! says that a worker holds a run, or its first names (`residency.rs`). Residencies of one run are found by
+//! its number (`holders.rs`); those of one worker and owner are linked in the order of their last use. A
+//! chained hash names a whole prefix, so the table leads to any name at once.
 //!
 //! Invariant: residency is *prefix-closed* per worker: who holds a block holds every block before it. A
 //! placement puts each block right behind its parent in recency, so children are evicted before parents.
@@ -17,6 +18,8 @@
 
 mod ancestry;
 mod announced;
+mod blocks;
+mod cells;
 mod checkpoints;
 mod claims;
 mod crowds;
@@ -28,8 +31,10 @@ mod lines;
 mod matching;
 mod owners;
 mod placement;
+mod placing;
+mod residency;
 mod room;
-mod slab;
+mod runs;
 mod snapshot;
 mod table;
 #[cfg(test)]
@@ -51,17 +56,15 @@ pub use self::owners::Owner;
 pub use self::placement::Placement;
 pub use self::workers::WorkerId;
 
-use self::ancestry::Ancestry;
 use self::claims::Voids;
 use self::expected::Expected;
 use self::forks::Forks;
 use self::heat::Heat;
-use self::holders::{Holders, Vacancy};
+use self::holders::Holders;
 use self::owners::Owners;
 use self::placement::{Accepted, Closed};
 use self::room::{Kept, MAX_EVICTION_BATCH};
-use self::slab::NIL;
-use self::workers::{ListId, Workers};
+use self::workers::Workers;
 
 /// One part in this many of the budget is kept for the workers' own state.
 const WORKERS_SHARE: usize = 16;
@@ -72,17 +75,10 @@ const EXPECTED_SHARE: usize = 32;
 const HEAT_SHARE: usize = 64;
 /// Of a full index never more than one residency in this many is evicted at a time.
 const EVICTION_SHARE: usize = 1024;
-/// Blocks whose table entries are fetched together: as many as a core has misses of its cache under way at
-/// once.
-const FETCHED_TOGETHER: usize = 16;
-
-/// Bytes of one residency: its slot, and its part of the table.
-const RESIDENCY_BYTES: usize = 32;
-
-/// The index. 32 bytes a residency, all allocated at the start and written as they come to be used.
+/// The index. 20 bytes a residency where runs are full and one worker holds each, 4 for each worker more; all
+/// reserved at the start and written as they come to be used.
 pub struct PrefixIndex {
     held: Holders,
-    ancestry: Ancestry,
     expected: Expected,
     heat: Heat,
     workers: Workers,
@@ -103,22 +99,17 @@ impl PrefixIndex {
     /// An index that never allocates more than `byte_budget` bytes, and 128 KB for who holds what many hold
     /// (`index/crowds.rs`). A budget too small for one residency gives an index that stays empty.
     pub fn new(byte_budget: usize) -> Self {
-        Self::sized(byte_budget, Ancestry::default())
-    }
-
-    fn sized(byte_budget: usize, ancestry: Ancestry) -> Self {
         let workers = Workers::new(byte_budget / WORKERS_SHARE);
         let expected = Expected::new(byte_budget / EXPECTED_SHARE);
         let heat = Heat::new(byte_budget / HEAT_SHARE);
         let others = workers.bytes() + expected.bytes() + heat.bytes();
         let rest = byte_budget.saturating_sub(others);
-        let held = Holders::new(ancestry.rest_of(rest, RESIDENCY_BYTES));
-        let eviction_batch = (held.slab.capacity() / EVICTION_SHARE).clamp(1, MAX_EVICTION_BATCH);
+        let held = Holders::new(rest);
+        let eviction_batch = (held.capacity() / EVICTION_SHARE).clamp(1, MAX_EVICTION_BATCH);
         let (forks, owners, accepted) = (Forks::new(), Owners::new(), Accepted::new());
         let (settling, voids, sequence) = (Vec::new(), Voids::default(), 0);
         Self {
             held,
-            ancestry,
             expected,
             heat,
             workers,
@@ -158,72 +149,8 @@ impl PrefixIndex {
             return Placement::expects(worker, self.expected.add(list, place, &chain[held..]));
         }
         self.settle();
-        let chain = fitting(chain, self.workers[place].capacity);
-        let Some(&root) = chain.first() else { return Placement::nothing(worker) };
-        // A chain placed before lies in the list in order, so the next block is mostly the next slot; and
-        // chains that begin alike follow each other, so the first is often the newest. A search would pass
-        // every other holder.
-        let newest = self.workers.find_list(place, owner).map_or(NIL, |list| self.workers.list(list).newest);
-        let is_root = newest != NIL && self.held.slab[newest].hash == root;
-        let first = if is_root { Some(newest) } else { self.held.find(root, place) };
-        // What begins alike is on one list, so that children leave before their parents.
-        let list = match first {
-            Some(first) => self.held.slab[first].list(),
-            None => self.workers.find_or_add_list(place, owner, &self.owners),
-        };
-        let stamp = slab::stamp(number, list.nth);
-        let (mut added, mut claims) = (0, Vec::new());
-        let (mut parent, mut likely) = (NIL, first.unwrap_or(NIL));
-        // What is not held, or held here and there, is searched for block by block, so all of it is fetched
-        // at once.
-        let (mut scattered, mut fetched) = (false, 0);
-        let mut i = 0;
-        while let Some(&hash) = chain.get(i) {
-            let held = if likely != NIL && self.held.slab[likely].hash == hash {
-                Ok(likely)
-            } else {
-                if scattered && i >= fetched {
-                    fetched = (i + FETCHED_TOGETHER).min(chain.len());
-                    self.held.fetch(&chain[i..fetched]);
-                }
-                self.held.look(hash, place)
-            };
-            let vacancy = match held {
-                Ok(first) => {
-                    if self.held.slab[first].list() != list {
-                        break; // Two hashes collide.
-                    }
-                    let (last, blocks, claimed) = self.held.slab.stamp_run(first, &chain[i..], stamp);
-                    scattered = blocks < FETCHED_TOGETHER;
-                    i += blocks.max(1);
-                    if blocks == 0 {
-                        continue; // A chain never repeats a hash, unless two of them collide.
-                    }
-                    if claimed {
-                        self.claim(first, blocks, &mut claims);
-                    }
-                    self.ancestry.learn(&self.held.slab, parent, (first, last), blocks);
-                    likely = self.held.slab[last].older;
-                    self.held.slab.move_run(self.workers.list_mut(list), parent, (first, last));
-                    parent = last;
-                    continue;
-                }
-                Err(vacancy) => vacancy,
-            };
-            if !self.make_room(list, Kept::Touched(stamp)) {
-                break;
-            }
-            scattered = true;
-            parent = self.insert_behind(list, parent, vacancy, stamp);
-            self.held.slab[parent].set_claims(1);
-            self.workers[place].pending += u64::from(hash.blocks());
-            claims.push(parent);
-            added += 1;
-            i += 1;
-        }
-        // What has made room for it was void before.
-        self.sequence = self.sequence.wrapping_add(1);
-        Placement::claims(worker, (place, self.sequence), (added, i), claims, &self.accepted)
+        let chain = placing::fitting(chain, self.workers[place].capacity);
+        self.place_at((worker, place), owner, chain, number)
     }
 
     /// The request's answer has ended: an exact worker has announced by now what it keeps of it.
@@ -293,7 +220,7 @@ impl PrefixIndex {
 
     /// Residencies of all workers.
     pub fn len(&self) -> usize {
-        self.held.slab.used()
+        self.owners.total() as usize
     }
 
     /// Whether no worker holds anything.
@@ -301,15 +228,15 @@ impl PrefixIndex {
         self.len() == 0
     }
 
-    /// Residencies that fit the budget.
+    /// Residencies that fit the budget if chains are long and one worker holds each. Of what several hold
+    /// more fit, of what parts after a few blocks fewer.
     pub fn capacity(&self) -> usize {
-        self.held.slab.capacity()
+        self.held.capacity()
     }
 
     /// Bytes allocated: constant, and at most the budget.
     pub fn bytes(&self) -> usize {
-        let held = self.held.bytes() + self.ancestry.bytes(self.capacity());
-        held + self.expected.bytes() + self.heat.bytes() + self.workers.bytes()
+        self.held.bytes() + self.expected.bytes() + self.heat.bytes() + self.workers.bytes()
     }
 
     /// A request was sent, of which so many tokens are computed: its prefixes are that much hotter.
@@ -362,33 +289,6 @@ impl PrefixIndex {
             self.expected.release(&mut self.workers[place].expected, place, placement.expected());
         }
     }
-
-    /// Makes a block resident, most recent after its parent in the chain. There must be room.
-    #[inline]
-    fn insert_behind(&mut self, list: ListId, parent: u32, vacancy: Vacancy, stamp: u32) -> u32 {
-        let slot = self.insert(list, parent, vacancy, stamp);
-        if self.ancestry.is_kept() {
-            self.ancestry.set(slot, parent, self.held.slab.capacity());
-        }
-        slot
-    }
-
-    /// Makes a block resident, after `newer` in recency. There must be room.
-    #[inline]
-    fn insert(&mut self, list: ListId, newer: u32, vacancy: Vacancy, stamp: u32) -> u32 {
-        let slot = self.held.enter(vacancy, stamp);
-        self.held.slab.link(self.workers.list_mut(list), newer, slot);
-        self.workers.grew(list.place, self.held.slab[slot].hash.blocks());
-        self.owners.add(self.workers.owner(list));
-        slot
-    }
-}
-
-/// The longest part of a chain that a cache of so many blocks can hold.
-fn fitting(chain: &[BlockHash], capacity: u32) -> &[BlockHash] {
-    let mut left = capacity;
-    let fits = |name: &&BlockHash| left.checked_sub(name.blocks()).map(|less| left = less).is_some();
-    if capacity == u32::MAX { chain } else { &chain[..chain.iter().take_while(fits).count()] }
 }
 
 impl std::fmt::Debug for PrefixIndex {

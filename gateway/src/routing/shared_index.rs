@@ -29,16 +29,7 @@ pub struct SharedIndex {
 impl SharedIndex {
     /// An empty one of at most so many bytes.
     pub(super) fn new(bytes: usize) -> Self {
-        Self::of(PrefixIndex::new(bytes))
-    }
-
-    /// An empty one into which other gateways' placements come too.
-    pub(super) fn with_ancestry(bytes: usize) -> Self {
-        Self::of(PrefixIndex::with_ancestry(bytes))
-    }
-
-    fn of(index: PrefixIndex) -> Self {
-        let index = Mutex::new(index);
+        let index = Mutex::new(PrefixIndex::new(bytes));
         Self { index, lingering: Mutex::default(), remembered: Mutex::default() }
     }
 

@@ -67,8 +67,7 @@ struct Desk {
 impl Gateway {
     pub(super) fn new(setup: &FleetSetup) -> Self {
         let telling = setup.told.filter(|_| setup.gateways > 1).map(|_| Telling::new(setup.gateways));
-        let index = if telling.is_some() { PrefixIndex::with_ancestry } else { PrefixIndex::new };
-        let mut index = index(setup.index_bytes);
+        let mut index = PrefixIndex::new(setup.index_bytes);
         for worker in (0..setup.workers as u32).map(WorkerId) {
             if setup.events {
                 index.set_exact(worker, true);

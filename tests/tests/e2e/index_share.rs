@@ -57,7 +57,7 @@ async fn at_once(setup: &Setup, key: &str, bodies: &[Vec<u8>], answer: impl Asyn
 #[tokio::test]
 async fn many_prompts_of_one_tenant_leave_what_is_known_of_another_s() {
     // Room for some 800 blocks: the other tenant sends five times as many.
-    let setup = two_tenants("index_bytes = 28_000\n").await;
+    let setup = two_tenants("index_bytes = 20_000\n").await;
     let own = prompt(0, 64);
     assert!(known(&setup, "left", &own).await < 32);
     for number in 1..64 {

@@ -2,9 +2,13 @@
 
 use keyway_wire::block_hash::BlockHash;
 
+use super::blocks::Way;
+use super::cells::NIL;
+use super::placing::FETCHED_TOGETHER;
+use super::residency;
 use super::room::Kept;
-use super::slab::{self, NIL};
-use super::{FETCHED_TOGETHER, Owner, PrefixIndex, WorkerId};
+use super::runs::Spot;
+use super::{Owner, PrefixIndex, WorkerId};
 
 impl PrefixIndex {
     /// Records one block that `worker` says it holds, most recent after its parent. False, and nothing
@@ -27,20 +31,24 @@ impl PrefixIndex {
         let mut stored = 0;
         for blocks in blocks.chunks(FETCHED_TOGETHER) {
             self.fetch(blocks);
-            for &block in blocks {
+            let mut rest = blocks;
+            while let Some((&block, behind)) = rest.split_first() {
                 if !self.store_expected(place, parent, block) {
                     return stored;
                 }
-                (parent, stored) = (Some(block), stored + 1);
+                let more = self.store_behind(place, block, behind);
+                (parent, stored) = (Some(rest[more]), stored + 1 + more);
+                rest = &behind[more..];
             }
         }
+        self.end_run(self.workers[place].last);
         stored
     }
 
     /// Forgets one block of `worker`. The caller has forgotten its children: residency stays prefix-closed.
     pub fn drop_block(&mut self, worker: WorkerId, hash: BlockHash) {
         let Some(place) = self.workers.get(worker) else { return };
-        self.drop_at(place, hash);
+        self.drop_at(place, hash, &[]);
     }
 
     /// [`PrefixIndex::drop_block`] for several, children before their parents.
@@ -48,8 +56,10 @@ impl PrefixIndex {
         let Some(place) = self.workers.get(worker) else { return };
         for blocks in blocks.chunks(FETCHED_TOGETHER) {
             self.held.approach(blocks.iter().copied());
-            for &block in blocks {
-                self.drop_at(place, block);
+            let mut rest = blocks;
+            while let Some((&block, behind)) = rest.split_first() {
+                let more = self.drop_at(place, block, behind);
+                rest = &behind[more..];
             }
         }
     }
@@ -72,44 +82,112 @@ impl PrefixIndex {
     }
 
     fn store_at(&mut self, place: u16, parent: Option<BlockHash>, hash: BlockHash) -> bool {
-        let vacancy = match self.held.look(hash, place) {
-            Ok(held) => {
-                self.workers[place].last = held;
-                self.accept(held, 0);
-                return true;
-            }
-            Err(vacancy) => vacancy,
-        };
-        let Some(parent) = self.parent(place, parent) else { return false };
-        let list = match parent {
+        let behind = self.behind(place, parent);
+        let mut way = self.way_behind(behind, hash);
+        if let Way::At(spot) = way
+            && let Some(held) = self.held.at(spot.run, place)
+            && usize::from(self.held.cells.get(held).len) > spot.at
+        {
+            self.workers[place].last = held;
+            self.accept(held, 0);
+            return true;
+        }
+        let Some((mut after, names)) = behind else { return false };
+        let list = match after {
             NIL => self.workers.find_or_add_list(place, Owner::NOBODY, &self.owners),
-            parent => self.held.slab[parent].list(),
+            after => self.held.cells.get(after).list(),
         };
         // What is more recent than the parent survives with it, its own parents too.
-        let kept = Kept::Slot(parent);
-        let room = self.trim(place, 1, kept) && self.make_room(list, kept);
-        if room {
-            let stamp = slab::stamp(self.workers.number(place), list.nth);
-            self.workers[place].last = self.insert_behind(list, parent, vacancy, stamp);
+        let kept = Kept::First(after, names);
+        if !self.trim(place, 1, kept) {
+            return false;
         }
-        room
+        let parted = self.parted(after, way) + self.holders_if_within(after, names);
+        if !self.held.has_room(parted) {
+            if !self.make_room(list, kept, parted) {
+                return false;
+            }
+            way = self.way_behind(behind, hash);
+        }
+        if after != NIL {
+            self.accept(after, 0);
+            if self.holders_if_within(after, names) > 0 {
+                let first = self.split(self.held.cells.run_of(after), names);
+                let Some(head) = self.held.at(first, place) else { return false };
+                (after, way) = (head, self.way(head, hash));
+            }
+        }
+        let stamp = residency::stamp(self.workers.number(place), list.nth);
+        self.workers[place].last = self.put(list, after, hash, stamp, way);
+        true
     }
 
-    /// Where the worker's parent block is; [`NIL`] if there is none to be had, `None` if it is not held.
-    fn parent(&self, place: u16, parent: Option<BlockHash>) -> Option<u32> {
-        let Some(parent) = parent else { return Some(NIL) };
-        let last = Some(self.workers[place].last).filter(|&last| last != NIL);
-        let is_parent = |&last: &u32| {
-            let slot = &self.held.slab[last];
-            slot.hash == parent && slot.worker == place
-        };
-        last.filter(is_parent).or_else(|| self.held.find(parent, place))
+    /// Where the worker's parent block is: its residency, and how many names end with it. None of [`NIL`] if
+    /// there is no parent; `None` if it is not held.
+    fn behind(&self, place: u16, parent: Option<BlockHash>) -> Option<(u32, usize)> {
+        let Some(parent) = parent else { return Some((NIL, 0)) };
+        self.found(place, parent).map(|(held, at)| (held, at + 1))
     }
 
-    fn drop_at(&mut self, place: u16, hash: BlockHash) {
-        if let Some(slot) = self.held.find(hash, place) {
-            self.evict(slot);
+    /// Where a name is in the residency that the worker has announced last: mostly it is there.
+    fn in_last(&self, place: u16, name: BlockHash) -> Option<(u32, usize)> {
+        let last = self.workers[place].last;
+        if last == NIL {
+            return None;
         }
+        let held = self.held.cells.get(last);
+        let is_it = |at: &usize| self.held.cells.name(Spot { run: held.run, at: *at }) == name;
+        let at = (0..usize::from(held.len)).rev().find(is_it)?;
+        Some((last, at))
+    }
+
+    fn way_behind(&self, behind: Option<(u32, usize)>, name: BlockHash) -> Way {
+        let (after, names) = behind.unwrap_or((NIL, 0));
+        // What stands behind the parent in its run already is another block.
+        self.way(if self.holders_if_within(after, names) > 0 { NIL } else { after }, name)
+    }
+
+    /// How many hold the run of a residency, if that goes on behind so many names; else 0.
+    fn holders_if_within(&self, at: u32, names: usize) -> usize {
+        if at == NIL {
+            return 0;
+        }
+        let held = self.held.cells.get(at);
+        if usize::from(held.len) > names { self.held.cells.holders(held.run) } else { 0 }
+    }
+
+    /// Stores as many of these blocks as stand in one run with the one before them, which was just stored.
+    fn store_behind(&mut self, place: u16, before: BlockHash, blocks: &[BlockHash]) -> usize {
+        let worker = &self.workers[place];
+        let at = worker.last;
+        let held = self.held.cells.get(at);
+        let is_last = at != NIL && self.held.cells.last_name(&held) == before;
+        if !is_last || worker.capacity != u32::MAX {
+            return 0;
+        }
+        let (count, _) = self.extend(held.list(), at, blocks, held.stamp);
+        if !self.expected.is_empty() {
+            blocks[..count].iter().for_each(|block| self.expected.announced(*block, place));
+        }
+        count
+    }
+
+    /// Forgets a block of the worker at `place`, and those of `before` that stand right before it in its run,
+    /// the nearest first; returns how many these are.
+    fn drop_at(&mut self, place: u16, block: BlockHash, before: &[BlockHash]) -> usize {
+        let Some((held, at)) = self.found(place, block) else { return 0 };
+        let residency = self.held.cells.get(held);
+        let name = |at: usize| self.held.cells.name(Spot { run: residency.run, at });
+        let more = (0..at).rev().zip(before).take_while(|(at, block)| name(*at) == **block).count();
+        self.workers[place].last = held;
+        // What stands behind it in its run has gone before it, or goes with it.
+        self.shed(held, usize::from(residency.len) - (at - more));
+        more
+    }
+
+    /// Where a worker holds a name.
+    pub(super) fn found(&self, place: u16, name: BlockHash) -> Option<(u32, usize)> {
+        self.in_last(place, name).or_else(|| self.held.find(name, place).map(|(held, spot)| (held, spot.at)))
     }
 }
 

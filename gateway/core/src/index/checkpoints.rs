@@ -14,14 +14,10 @@ impl PrefixIndex {
         let Some(place) = self.workers.get(worker) else { return };
         (self.workers[place].by_checkpoints, self.any_checkpoints) = (true, true);
         // Mostly it was stored just now.
-        let last = self.workers[place].last;
-        let is_last = |slot: &u32| {
-            let slot = &self.held.slab[*slot];
-            slot.hash == hash && slot.worker == place
-        };
-        let slot = Some(last).filter(is_last).or_else(|| self.held.find(hash, place));
-        if let Some(slot) = slot {
-            self.held.slab[slot].set_back(back);
+        if let Some((at, name)) = self.found(place, hash) {
+            let mut held = self.held.cells.get(at);
+            held.set_back(name, back);
+            self.held.cells.set(at, held);
         }
     }
 
@@ -34,7 +30,7 @@ impl PrefixIndex {
         if let Some(last) = expected {
             return last as u32 + 1;
         }
-        let slot = held.checked_sub(1).and_then(|last| self.held.find(chain[last as usize], place));
-        slot.map_or(0, |slot| held.saturating_sub(self.held.slab[slot].back()))
+        let last = held.checked_sub(1).and_then(|last| self.held.find(chain[last as usize], place));
+        last.map_or(0, |(last, spot)| held.saturating_sub(self.held.cells.get(last).back(spot.at)))
     }
 }

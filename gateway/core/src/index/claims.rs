@@ -1,17 +1,24 @@
-//! Blocks that no worker has accepted yet: each knows how many placements vouch for it. The first of them
-//! that is accepted makes it a block like any other; the last of them that is withdrawn takes it away.
+//! Blocks that no worker has accepted yet: each residency knows how many placements vouch for all of it. The
+//! first of them that is accepted makes its blocks ones like any others; the last of them that is withdrawn
+//! takes them away.
+
+use keyway_wire::block_hash::BlockHash;
 
 use super::PrefixIndex;
 use super::placement::Placement;
+use super::residency::with_claims;
 use super::room::Kept;
-use super::slab::CLAIMS_MAX;
+use super::runs::Spot;
 use crate::spread_map::SpreadMap;
 
-/// Claims of placements that are open still and mean nothing any more, by slot: its block was accepted with
-/// another one of them, or it is gone, and the slot may be another block's by now. As many as there are such
-/// claims, which is mostly none.
+/// A block at the worker of a place.
+type Claimed = (u16, BlockHash);
+
+/// Claims of placements that are open still and mean nothing any more, by block: it was accepted with another
+/// one of them, or it is gone, and may have come again since. As many as there are such claims, which is
+/// mostly none.
 #[derive(Default)]
-pub(super) struct Voids(SpreadMap<u32, Void>);
+pub(super) struct Voids(SpreadMap<Claimed, Void>);
 
 struct Void {
     claims: u32,
@@ -26,27 +33,27 @@ impl Voids {
         self.0.is_empty()
     }
 
-    fn add(&mut self, slot: u32, claims: u32, until: u32) {
+    pub(super) fn add(&mut self, block: Claimed, claims: u32, until: u32) {
         if claims > 0 {
-            let void = self.0.entry(slot).or_insert(Void { claims: 0, until });
+            let void = self.0.entry(block).or_insert(Void { claims: 0, until });
             void.claims += claims;
             void.until = until;
         }
     }
 
     /// Whether the claim of a placement is void; it is closed by that.
-    fn take(&mut self, slot: u32, sequence: u32) -> bool {
+    fn take(&mut self, block: Claimed, sequence: u32) -> bool {
         if self.0.is_empty() {
             return false;
         }
         // They count modulo 2^32; none is open for half of that.
-        let Some(void) = self.0.get_mut(&slot).filter(|void| void.until.wrapping_sub(sequence) < 1 << 31)
+        let Some(void) = self.0.get_mut(&block).filter(|void| void.until.wrapping_sub(sequence) < 1 << 31)
         else {
             return false;
         };
         void.claims -= 1;
         if void.claims == 0 {
-            self.0.remove(&slot);
+            self.0.remove(&block);
         }
         true
     }
@@ -59,10 +66,15 @@ impl PrefixIndex {
         let mut closed = std::mem::take(&mut self.settling);
         self.accepted.take(&mut closed);
         for closed in closed.drain(..) {
-            for slot in closed.claims {
-                if !self.voids.take(slot, closed.sequence) {
-                    self.accept(slot, 1);
-                }
+            let mut claims = &closed.claims[..];
+            while let Some((last, before)) = claims.split_last() {
+                claims = match self.claimed(closed.place, *last, closed.sequence) {
+                    Some((held, names)) => {
+                        self.accept(held, 1);
+                        &claims[..claims.len().saturating_sub(names)]
+                    }
+                    None => before,
+                };
             }
             self.trim(closed.place, 0, Kept::Nothing);
         }
@@ -74,44 +86,50 @@ impl PrefixIndex {
     pub fn withdraw(&mut self, mut placement: Placement) {
         self.settle();
         self.release(&placement);
+        let (place, sequence) = (placement.place, placement.sequence);
+        let all = placement.take_claims();
+        let mut claims = &all[..];
         // Children first.
-        for slot in placement.take_claims().into_iter().rev() {
-            if self.voids.take(slot, placement.sequence) {
+        while let Some((last, before)) = claims.split_last() {
+            let Some((held, names)) = self.claimed(place, *last, sequence) else {
+                claims = before;
                 continue;
-            }
-            match self.held.slab[slot].claims() {
+            };
+            claims = &claims[..claims.len().saturating_sub(names)];
+            let stamp = self.held.cells.stamp_of(held);
+            match self.held.cells.get(held).claims() {
+                0 => {}
                 1 => {
-                    self.accept(slot, 1);
-                    self.evict(slot);
+                    self.accept(held, 1);
+                    self.shed(held, names);
                 }
-                claims => self.held.slab[slot].set_claims(claims - 1),
+                claims => self.held.cells.set_stamp(held, with_claims(stamp, claims - 1)),
             }
         }
     }
 
-    /// Counts a block as one like any other; so many of its claims are closed by now.
+    /// The residency that ends with a block which a placement vouched for, and how many names it has. `None`
+    /// if the claim is void.
+    fn claimed(&mut self, place: u16, last: BlockHash, sequence: u32) -> Option<(u32, usize)> {
+        if self.voids.take((place, last), sequence) {
+            return None;
+        }
+        let (held, _) = self.held.find(last, place)?;
+        Some((held, self.held.cells.get(held).len.into()))
+    }
+
+    /// Counts a residency's blocks as ones like any other; so many of its claims are closed by now.
     pub(super) fn accept(&mut self, at: u32, closed: u32) {
-        let slot = &mut self.held.slab[at];
-        let claims = slot.claims();
-        if claims > 0 {
-            slot.set_claims(0);
-            self.workers[slot.worker].pending -= u64::from(slot.hash.blocks());
-            self.voids.add(at, claims - closed, self.sequence);
+        let held = self.held.cells.get(at);
+        let claims = held.claims();
+        if claims == 0 {
+            return;
         }
-    }
-
-    /// Vouches for some slots of a list, from `first` on to earlier use, as far as no worker has accepted
-    /// them.
-    pub(super) fn claim(&mut self, first: u32, slots: usize, claims: &mut Vec<u32>) {
-        let mut at = first;
-        for _ in 0..slots {
-            let slot = &mut self.held.slab[at];
-            // One too many to be counted goes by what becomes of the others.
-            if (1..CLAIMS_MAX).contains(&slot.claims()) {
-                slot.set_claims(slot.claims() + 1);
-                claims.push(at);
-            }
-            at = slot.older;
+        self.held.cells.set_stamp(at, with_claims(held.stamp, 0));
+        for at in 0..held.len.into() {
+            let name = self.held.cells.name(Spot { run: held.run, at });
+            self.workers[held.worker].pending -= u64::from(name.blocks());
+            self.voids.add((held.worker, name), claims - closed, self.sequence);
         }
     }
 }

@@ -1,20 +1,19 @@
-//! Who holds the blocks that many workers hold, of the few such blocks that were asked about lately: a bit
+//! Who holds the runs that many workers hold, of the few such runs that were asked about lately: a bit
 //! for each worker's place. To list a thousand holders of a system prompt from the table takes as long as all
 //! else of a choice together; this is read in a moment, and kept as holders come and go.
 
-use keyway_wire::block_hash::BlockHash;
 use smallvec::{SmallVec, smallvec};
 
-/// Holders from which on a block has a crowd.
+/// Holders from which on a run has a crowd.
 pub(super) const CROWD_MIN: usize = 32;
 /// Crowds at a time: of a thousand workers in 2 KB together, of as many as an index may know in 128 KB.
 const CROWDS: usize = 16;
 
-/// The holders of at most so many blocks as there are places here.
+/// The holders of at most so many runs as there are places here.
 pub(super) struct Crowds([Option<Crowd>; CROWDS]);
 
 struct Crowd {
-    block: BlockHash,
+    run: u32,
     places: PlaceSet,
 }
 
@@ -26,42 +25,42 @@ impl Crowds {
         Self([const { None }; CROWDS])
     }
 
-    /// Of this block, if they are known.
-    pub(super) fn of(&self, block: BlockHash) -> Option<&PlaceSet> {
-        let crowd = self.0[at(block)].as_ref().filter(|crowd| crowd.block == block)?;
+    /// Of this run, if they are known.
+    pub(super) fn of(&self, run: u32) -> Option<&PlaceSet> {
+        let crowd = self.0[at(run)].as_ref().filter(|crowd| crowd.run == run)?;
         Some(&crowd.places)
     }
 
-    /// Keeps them, in place of those of another block.
-    pub(super) fn keep(&mut self, block: BlockHash, places: PlaceSet) {
-        self.0[at(block)] = Some(Crowd { block, places });
+    /// Keeps them, in place of those of another run.
+    pub(super) fn keep(&mut self, run: u32, places: PlaceSet) {
+        self.0[at(run)] = Some(Crowd { run, places });
     }
 
-    /// One more holds this block.
-    pub(super) fn came(&mut self, block: BlockHash, place: u16) {
-        if let Some(crowd) = self.crowd(block) {
+    /// One more holds this run.
+    pub(super) fn came(&mut self, run: u32, place: u16) {
+        if let Some(crowd) = self.crowd(run) {
             crowd.places.add(place);
         }
     }
 
-    /// One no longer holds this block, which so many still do.
-    pub(super) fn left(&mut self, block: BlockHash, place: u16, holders: usize) {
-        if let Some(crowd) = self.crowd(block) {
+    /// One no longer holds this run, which so many still do.
+    pub(super) fn left(&mut self, run: u32, place: u16, holders: usize) {
+        if let Some(crowd) = self.crowd(run) {
             crowd.places.take(place);
             if holders < CROWD_MIN / 2 {
-                self.0[at(block)] = None;
+                self.0[at(run)] = None;
             }
         }
     }
 
-    fn crowd(&mut self, block: BlockHash) -> Option<&mut Crowd> {
-        self.0[at(block)].as_mut().filter(|crowd| crowd.block == block)
+    fn crowd(&mut self, run: u32) -> Option<&mut Crowd> {
+        self.0[at(run)].as_mut().filter(|crowd| crowd.run == run)
     }
 }
 
-/// By the upper half: the simulator's hashes are neighbours in the lower one.
-fn at(block: BlockHash) -> usize {
-    (block.0 >> 32) as usize % CROWDS
+/// Runs' numbers follow each other, but those that are asked about stand apart.
+fn at(run: u32) -> usize {
+    (run.wrapping_mul(0x9E37_79B9) >> 16) as usize % CROWDS
 }
 
 impl PlaceSet {

@@ -4,14 +4,18 @@
 //! events say when it is gone, request or not. Recency and eviction are not its business: what does not fit
 //! is not expected, which costs time at most.
 
+mod pairs;
+mod slots;
+
 use keyway_wire::block_hash::BlockHash;
 
-use super::holders::Holders;
-use super::slab::{NIL, Recency};
+use self::pairs::Pairs;
+use self::slots::NIL;
+use super::residency::Recency;
 
 /// Blocks expected of workers. A slot's stamp counts in its lower bits the requests under way that need the
 /// block, above them those of these whose prompts end there; a worker's list is all of its.
-pub(super) struct Expected(Holders);
+pub(super) struct Expected(Pairs);
 
 /// One more request whose prompt ends with a block.
 const ONE_ENDS: u32 = 1 << 15;
@@ -28,7 +32,7 @@ const fn ending_there(stamp: u32) -> u32 {
 
 impl Expected {
     pub(super) fn new(byte_budget: usize) -> Self {
-        Self(Holders::new(byte_budget))
+        Self(Pairs::new(byte_budget))
     }
 
     pub(super) fn bytes(&self) -> usize {

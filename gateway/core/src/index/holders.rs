@@ -1,350 +1,268 @@
-//! Who holds which block: slots, and the way to them. The table has all of them by their block, and knows no
-//! links: the first few holders of a block lie together under its hash, where a search finds them in one line
-//! or two. What more there are lie apart, under the hash and a group of workers' places: so no part of the
-//! table fills up with a block that all workers hold. One holder, the *first*, lies together with others and
-//! is found by the block alone; it knows how many there are. The others are found by their place as well.
+//! Who holds which block: runs of names, residencies, and the way to them. The table has each name, and knows
+//! no links. A run knows the first of its holders and how many there are. The next few lie together under the
+//! run's number, where a search finds them in one line or two. What more there are lie apart, under the
+//! number and a group of workers' places: so no part of the table fills up with a run that all workers hold.
 //! Recency is the index's business.
+
+mod enter;
 
 use std::cell::RefCell;
 
 use keyway_wire::block_hash::BlockHash;
 use smallvec::{SmallVec, smallvec};
 
+use super::cells::{BLOCK_BYTES, CELL_BYTES, Cells, NIL};
 use super::crowds::{CROWD_MIN, Crowds, PlaceSet};
-use super::slab::{NIL, SLOT_BYTES, Slab, Slot};
+use super::runs::{RUN_MAX, Spot};
 use super::table::Table;
 
-/// A block's holders beyond so many lie apart.
-pub(super) const TOGETHER: u16 = 8;
+/// A run's holders beyond so many lie apart.
+pub(super) const TOGETHER: usize = 8;
 /// Places of workers that make a group.
 const GROUP: u16 = 16;
 /// Groups whose holders are listed together: as many lines as a core has misses of its cache under way at
 /// once.
 const GATHERED_GROUPS: usize = 8;
 
+/// Says of a number in the table that it is a residency's; else it is a name's place.
+const RESIDENCY: u32 = 1 << 31;
+/// Places of names in a block.
+const SPOT_BITS: u32 = RUN_MAX.ilog2();
+/// Blocks at most, so that their names' places and their cells have numbers.
+const BLOCKS_MAX: usize = (RESIDENCY >> SPOT_BITS) as usize - 1;
+
 /// Residencies, at most as many as there is room for.
 pub(super) struct Holders {
     table: Table,
-    pub(super) slab: Slab,
+    pub(super) cells: Cells,
+    /// What the table has room for still.
+    left: usize,
+    /// What it has room for.
+    max: usize,
     crowds: RefCell<Crowds>,
     /// One more than the last place that ever held anything.
     places: u16,
-    /// Residencies that were forgotten, modulo 2^32.
-    removals: u32,
 }
 
-/// Slots, without an allocation where they are few.
+/// Residencies, without an allocation where they are few.
 pub(super) type Listed = SmallVec<[u32; 16]>;
 
-/// A block that a worker does not hold, and where it would go.
-pub(super) struct Vacancy {
-    hash: BlockHash,
-    place: u16,
-    /// The first of those that hold it; [`NIL`] if there is none.
-    first: u32,
-    /// How many hold it.
-    holders: u16,
-    /// When that was so.
-    removals: u32,
-}
-
 impl Holders {
-    /// As many as fit into so many bytes.
+    /// As many as fit into so many bytes: enough of the table for runs that are full, and held by one.
     pub(super) fn new(byte_budget: usize) -> Self {
-        // Slot 0 comes on top of what each residency takes.
-        let slots = Table::slots_in(byte_budget.saturating_sub(SLOT_BYTES), SLOT_BYTES);
-        let slots = slots.min(u32::MAX as usize - 1);
-        Self {
-            table: Table::new(slots),
-            slab: Slab::new(slots),
-            crowds: RefCell::new(Crowds::new()),
-            places: 0,
-            removals: 0,
-        }
+        // Block 0 comes on top of what the others take.
+        let each = BLOCK_BYTES + CELL_BYTES;
+        let slots = Table::slots_in(byte_budget.saturating_sub(BLOCK_BYTES), each.div_ceil(RUN_MAX));
+        let table = Table::new(slots);
+        let rest = byte_budget.saturating_sub(table.bytes() + BLOCK_BYTES);
+        let cells = Cells::new((rest / BLOCK_BYTES).min(BLOCKS_MAX));
+        Self { table, cells, left: slots, max: slots, crowds: RefCell::new(Crowds::new()), places: 0 }
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.table.bytes() + self.slab.bytes()
+        self.table.bytes() + self.cells.bytes()
     }
 
-    /// The slots that hold `hash`, in no particular order.
-    pub(super) fn list(&self, hash: BlockHash) -> Listed {
-        self.first(hash).map_or_else(Listed::new, |first| self.beside(first))
+    /// Names that fit if all runs are full and one worker holds each.
+    pub(super) fn capacity(&self) -> usize {
+        self.max
     }
 
-    /// The slots that hold what this one does, which is the first that holds it; itself in front.
-    pub(super) fn beside(&self, first: u32) -> Listed {
-        let Slot { hash, .. } = self.slab[first];
-        let count = self.slab[first].count();
+    /// Names and further holders that the table has.
+    #[cfg(test)]
+    pub(super) fn taken(&self) -> usize {
+        self.max - self.left
+    }
+
+    /// Whether one more name fits, at a worker that holds none behind which it could stand, and a run that so
+    /// many hold may be parted in two.
+    pub(super) fn has_room(&self, parted: usize) -> bool {
+        let (runs, residencies) = (1 + usize::from(parted > 0), 1 + parted);
+        self.left > residencies && self.cells.has_room(runs, residencies)
+    }
+
+    /// Whether one more name fits into a run that is there.
+    pub(super) fn has_room_in_runs(&self) -> bool {
+        self.left > 1
+    }
+
+    /// Where this name is.
+    #[inline]
+    pub(super) fn spot(&self, name: BlockHash) -> Option<Spot> {
+        self.table.tagged(name.0, name.0).find_map(|number| self.is_spot(number, name))
+    }
+
+    /// [`Holders::spot`] of several. They are looked at side by side: one alone waits for memory twice.
+    #[inline]
+    pub(super) fn spots<const N: usize>(&self, names: [BlockHash; N]) -> [Option<Spot>; N] {
+        let likely = names.map(|name| self.table.likely(name.0, name.0));
+        std::array::from_fn(|i| self.is_spot(likely[i], names[i]).or_else(|| self.spot(names[i])))
+    }
+
+    #[inline]
+    fn is_spot(&self, number: u32, name: BlockHash) -> Option<Spot> {
+        let spot = Spot { run: number >> SPOT_BITS, at: number as usize % RUN_MAX };
+        let is_there = number & RESIDENCY == 0 && number != NIL;
+        (is_there && self.cells.name(spot) == name).then_some(spot)
+    }
+
+    /// How many workers hold this name.
+    #[inline]
+    pub(super) fn count(&self, spot: Spot) -> usize {
+        if self.cells.short(spot.run) == 0 {
+            return self.cells.holders(spot.run);
+        }
+        self.list(spot).len()
+    }
+
+    /// The residencies of those that hold this name, in no particular order.
+    pub(super) fn list(&self, spot: Spot) -> Listed {
+        let mut listed = self.of_run(spot.run);
+        if self.cells.short(spot.run) > 0 {
+            listed.retain(|held| usize::from(self.cells.get(*held).len) > spot.at);
+        }
+        listed
+    }
+
+    /// The residencies of those that hold some of a run.
+    pub(super) fn of_run(&self, run: u32) -> Listed {
+        let count = self.cells.holders(run);
+        let first = self.cells.first(run);
         let mut listed: Listed = smallvec![first];
+        if count == 1 {
+            return listed;
+        }
         // One by one: not much else lies in their line before the last of them.
-        listed.extend(self.near(hash, first).take(count.saturating_sub(1)));
+        listed.extend(self.near(run).take(count - 1));
         let groups = 0..self.places.div_ceil(GROUP);
         for from in groups.clone().step_by(GATHERED_GROUPS) {
             if listed.len() >= count {
                 break;
             }
             let some = groups.clone().skip(from.into()).take(GATHERED_GROUPS);
-            self.table.fetch(some.clone().map(|group| of_group(hash, group)));
-            let slots = some.flat_map(|group| {
-                let tags = (0..GROUP).map(move |nth| of_place(hash, group * GROUP + nth));
-                self.table.tagged_any(of_group(hash, group), tags).map(move |slot| (slot, group))
+            self.table.fetch(some.clone().map(|group| of_group(run, group)));
+            let held = some.flat_map(|group| {
+                let tags = (0..GROUP).map(move |nth| of_place(run, group * GROUP + nth));
+                self.table.tagged_any(of_group(run, group), tags).map(move |number| (number, group))
             });
+            let held = held.filter_map(|(number, group)| Some((residency(number)?, group)));
             // All are asked of memory before the first is looked at.
             let mut touched = 0;
-            let slots = slots.inspect(|(slot, _)| touched ^= self.slab[*slot].holders);
-            let slots: SmallVec<[(u32, u16); 32]> = slots.collect();
+            let held = held.inspect(|(held, _)| touched ^= self.cells.run_of(*held));
+            let held: SmallVec<[(u32, u16); 32]> = held.collect();
             std::hint::black_box(touched);
             // What lies in the lines of two groups is one's alone.
-            let is_there = |held: &Slot, group| held.is_apart() && held.worker / GROUP == group;
-            listed.extend(slots.into_iter().filter_map(|(slot, group)| {
-                let held = &self.slab[slot];
-                (held.hash == hash && is_there(held, group)).then_some(slot)
+            listed.extend(held.into_iter().filter_map(|(at, group)| {
+                let held = self.cells.get(at);
+                (held.run == run && held.is_apart && held.worker / GROUP == group).then_some(at)
             }));
         }
         listed
     }
 
-    /// What `look` says of the places of those that hold what this one does, which is the first that holds
-    /// it; `None` where they are few.
-    pub(super) fn with_crowd<T>(&self, first: u32, look: impl FnOnce(&PlaceSet) -> T) -> Option<T> {
-        let Slot { hash, .. } = self.slab[first];
-        if self.slab[first].count() < CROWD_MIN {
+    /// What `look` says of the places of those that hold this name; `None` where they are few, or some hold
+    /// only names before it.
+    pub(super) fn with_crowd<T>(&self, spot: Spot, look: impl FnOnce(&PlaceSet) -> T) -> Option<T> {
+        if self.cells.short(spot.run) > 0 || self.cells.holders(spot.run) < CROWD_MIN {
             return None;
         }
         let mut crowds = self.crowds.borrow_mut();
-        if crowds.of(hash).is_none() {
+        if crowds.of(spot.run).is_none() {
             let mut places = PlaceSet::new(usize::from(self.places));
-            self.beside(first).into_iter().for_each(|slot| places.add(self.slab[slot].worker));
-            crowds.keep(hash, places);
+            self.of_run(spot.run).into_iter().for_each(|held| places.add(self.cells.worker_of(held)));
+            crowds.keep(spot.run, places);
         }
-        crowds.of(hash).map(look)
+        crowds.of(spot.run).map(look)
     }
 
-    /// How many workers hold each of these blocks.
-    pub(super) fn counts<const N: usize>(&self, hashes: [BlockHash; N]) -> [usize; N] {
-        self.firsts(hashes).map(|first| first.map_or(0, |first| self.slab[first].count()))
-    }
-
-    /// The first of those that hold each of these blocks. They are looked at side by side: one alone waits
-    /// for memory twice.
+    /// The residency of the worker at `place` that has this name, and where the name is.
     #[inline]
-    pub(super) fn firsts<const N: usize>(&self, hashes: [BlockHash; N]) -> [Option<u32>; N] {
-        let likely = hashes.map(|hash| self.table.likely(hash.0, hash.0));
-        let is_first =
-            |slot: u32, hash| self.slab.get(slot).is_some_and(|held| held.hash == hash && held.count() > 0);
-        std::array::from_fn(|i| {
-            let (slot, hash) = (likely[i], hashes[i]);
-            if is_first(slot, hash) { Some(slot) } else { self.first(hash) }
-        })
+    pub(super) fn find(&self, name: BlockHash, place: u16) -> Option<(u32, Spot)> {
+        let spot = self.spot(name)?;
+        let held = self.at(spot.run, place)?;
+        (usize::from(self.cells.get(held).len) > spot.at).then_some((held, spot))
     }
 
-    /// The slot that says the worker at `place` holds `hash`.
-    pub(super) fn find(&self, hash: BlockHash, place: u16) -> Option<u32> {
-        self.look(hash, place).ok()
-    }
-
-    /// [`Holders::find`], or what [`Holders::enter`] need not search for again.
+    /// The residency of the worker at `place` that has some of a run.
     #[inline]
-    pub(super) fn look(&self, hash: BlockHash, place: u16) -> Result<u32, Vacancy> {
-        let Some(first) = self.first(hash) else {
-            return Err(Vacancy { hash, place, first: NIL, holders: 0, removals: self.removals });
+    pub(super) fn at(&self, run: u32, place: u16) -> Option<u32> {
+        let first = self.cells.first(run);
+        if self.cells.worker_of(first) == place {
+            return Some(first);
+        }
+        if self.cells.holders(run) == 1 {
+            return None;
+        }
+        self.together(run, place).or_else(|| self.apart(run, place))
+    }
+
+    /// Brings what leads to these names into the processor's cache.
+    pub(super) fn fetch(&self, names: &[BlockHash]) {
+        self.table.fetch(names.iter().map(|name| name.0));
+    }
+
+    /// As [`Holders::fetch`], with the runs themselves where their entries are at home.
+    pub(super) fn approach(&self, names: impl Iterator<Item = BlockHash>) {
+        let holders = |name: BlockHash| {
+            let number = self.table.likely(name.0, name.0);
+            if number & RESIDENCY == 0 { self.cells.holders(number >> SPOT_BITS) } else { 0 }
         };
-        let Slot { worker, holders, .. } = self.slab[first];
-        if worker == place {
-            return Ok(first);
-        }
-        if holders > 1
-            && let Some(slot) = self.together(hash, place).or_else(|| self.apart(hash, place))
-        {
-            return Ok(slot);
-        }
-        Err(Vacancy { hash, place, first, holders, removals: self.removals })
-    }
-
-    /// Enters a residency. There must be room, and the worker must not hold the block yet.
-    #[cfg(test)]
-    pub(super) fn insert(&mut self, hash: BlockHash, place: u16, stamp: u32) -> u32 {
-        let Err(vacancy) = self.look(hash, place) else { unreachable!("it is held") };
-        self.enter(vacancy, stamp)
-    }
-
-    /// Enters a residency where there was none. There must be room.
-    #[inline]
-    pub(super) fn enter(&mut self, vacancy: Vacancy, stamp: u32) -> u32 {
-        let Vacancy { hash, place, mut first, mut holders, removals } = vacancy;
-        if removals != self.removals
-            && let Err(now) = self.look(hash, place)
-        {
-            (first, holders) = (now.first, now.holders);
-        }
-        self.places = self.places.max(place + 1);
-        let slot = self.slab.take(hash, place, stamp);
-        if first == NIL {
-            self.slab[slot].holders = 1;
-            self.table.insert(hash.0, hash.0, slot);
-            return slot;
-        }
-        self.slab[first].holders += 1;
-        if holders >= TOGETHER {
-            self.crowds.get_mut().came(hash, place);
-        }
-        if holders < TOGETHER {
-            self.table.insert(hash.0, of_place(hash, place), slot);
-        } else {
-            self.slab[slot].holders = Slot::APART;
-            self.table.insert(of_group(hash, place / GROUP), of_place(hash, place), slot);
-        }
-        slot
-    }
-
-    /// Forgets a residency that is on no recency list any more.
-    pub(super) fn remove(&mut self, slot: u32) {
-        let Slot { hash, worker, .. } = self.slab[slot];
-        let mut left = 0;
-        match self.slab[slot].count() {
-            0 => {
-                self.unlist(slot);
-                if let Some(first) = self.first(hash) {
-                    self.slab[first].holders -= 1;
-                    left = self.slab[first].count();
-                }
-            }
-            1 => self.table.remove(hash.0, hash.0, slot),
-            count => {
-                let next = self.others(hash, slot).next();
-                self.table.remove(hash.0, hash.0, slot);
-                if let Some(next) = next {
-                    self.unlist(next);
-                    left = count - 1;
-                    self.slab[next].holders = left as u16;
-                    self.table.insert(hash.0, hash.0, next);
-                }
-            }
-        }
-        if left >= usize::from(TOGETHER) {
-            self.crowds.get_mut().left(hash, worker, left);
-        }
-        self.slab.give(slot);
-        self.removals = self.removals.wrapping_add(1);
-    }
-
-    /// Takes a holder that is not the first out of the table.
-    fn unlist(&mut self, slot: u32) {
-        let Slot { hash, worker, .. } = self.slab[slot];
-        let key = if self.slab[slot].is_apart() { of_group(hash, worker / GROUP) } else { hash.0 };
-        self.table.remove(key, of_place(hash, worker), slot);
-    }
-
-    /// Brings what leads to these blocks into the processor's cache.
-    pub(super) fn fetch(&self, hashes: &[BlockHash]) {
-        self.table.fetch(hashes.iter().map(|hash| hash.0));
-    }
-
-    /// As [`Holders::fetch`], with the first holders themselves where their entries are at home.
-    pub(super) fn approach(&self, hashes: impl Iterator<Item = BlockHash>) {
-        let holders =
-            |hash: BlockHash| self.slab.get(self.table.likely(hash.0, hash.0)).map_or(0, |slot| slot.holders);
-        std::hint::black_box(hashes.fold(0, |all, hash| all ^ holders(hash)));
-    }
-
-    #[inline]
-    fn first(&self, hash: BlockHash) -> Option<u32> {
-        let is_first = |slot: &u32| {
-            let held = &self.slab[*slot];
-            held.hash == hash && held.count() > 0
-        };
-        self.table.tagged(hash.0, hash.0).find(is_first)
+        // Of an index that has nothing there is no block yet.
+        let any = self.cells.has_block(NIL);
+        std::hint::black_box(names.filter(|_| any).fold(0, |all, name| all ^ holders(name)));
     }
 
     /// The holder at this place, if it is one that lies together with the first.
-    fn together(&self, hash: BlockHash, place: u16) -> Option<u32> {
-        self.table.tagged(hash.0, of_place(hash, place)).find(|slot| self.is_at(*slot, hash, place))
+    fn together(&self, run: u32, place: u16) -> Option<u32> {
+        let held = self.table.tagged(of_run(run), of_place(run, place));
+        held.filter_map(residency).find(|held| self.is_at(*held, run, place))
     }
 
     /// The same, if it lies apart.
-    fn apart(&self, hash: BlockHash, place: u16) -> Option<u32> {
-        let slots = self.table.tagged(of_group(hash, place / GROUP), of_place(hash, place));
-        slots.into_iter().find(|slot| self.is_at(*slot, hash, place))
+    fn apart(&self, run: u32, place: u16) -> Option<u32> {
+        let held = self.table.tagged(of_group(run, place / GROUP), of_place(run, place));
+        held.filter_map(residency).find(|held| self.is_at(*held, run, place))
     }
 
-    fn is_at(&self, slot: u32, hash: BlockHash, place: u16) -> bool {
-        let held = &self.slab[slot];
-        held.hash == hash && held.worker == place
+    fn is_at(&self, held: u32, run: u32, place: u16) -> bool {
+        self.cells.run_of(held) == run && self.cells.worker_of(held) == place
     }
 
-    /// The holders that lie together with the first.
-    fn near(&self, hash: BlockHash, first: u32) -> impl Iterator<Item = u32> {
-        self.table.all(hash.0).filter(move |slot| {
-            let held = &self.slab[*slot];
-            held.hash == hash && !held.is_apart() && *slot != first
+    /// The holders that lie together, but for the first.
+    fn near(&self, run: u32) -> impl Iterator<Item = u32> {
+        self.table.all(of_run(run)).filter_map(residency).filter(move |at| {
+            let held = self.cells.get(*at);
+            held.run == run && !held.is_apart
         })
     }
 
-    /// All holders but the first: those that lie together with it, then those that lie apart.
-    fn others(&self, hash: BlockHash, first: u32) -> impl Iterator<Item = u32> {
-        // From its place on: when workers leave one after the other, the next one is near.
-        let start = self.slab[first].worker;
-        let apart = (start..self.places).chain(0..start).filter_map(move |place| self.apart(hash, place));
-        self.near(hash, first).chain(apart.filter(|slot| self.slab[*slot].is_apart()))
+    /// All holders but the first: those that lie together, then those that lie apart.
+    fn others(&self, run: u32) -> impl Iterator<Item = u32> {
+        // From the first's place on: when workers leave one after the other, the next one is near.
+        let start = self.cells.worker_of(self.cells.first(run));
+        let apart = (start..self.places).chain(0..start).filter_map(move |place| self.apart(run, place));
+        self.near(run).chain(apart.filter(|held| self.cells.get(*held).is_apart))
     }
 }
 
-/// The table's key of holders that lie apart: of one block, and one group of places.
-fn of_group(hash: BlockHash, group: u16) -> u64 {
+/// The residency that a number of the table says, if it is one's.
+fn residency(number: u32) -> Option<u32> {
+    (number & RESIDENCY != 0).then_some(number & !RESIDENCY)
+}
+
+/// The table's key of a run's holders that lie together: runs' numbers follow each other, its keys are to be
+/// spread like names.
+fn of_run(run: u32) -> u64 {
+    (u64::from(run) + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93).rotate_left(29)
+}
+
+/// Its key of those that lie apart: of one run, and one group of places.
+fn of_group(run: u32, group: u16) -> u64 {
     // An odd factor: groups differ in the low bits, where a key belongs is said by all.
-    hash.0.rotate_left(32) ^ (u64::from(group) + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93)
+    of_run(run).rotate_left(32) ^ (u64::from(group) + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93)
 }
 
 /// What the tag of a holder is made of that is not the first.
-fn of_place(hash: BlockHash, place: u16) -> u64 {
-    hash.0 ^ (u64::from(place) + 1).wrapping_mul(0xF135_7AEA_2E62_A9C5)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        /// Few blocks on many workers in a small table, so that holders lie together, apart and in each
-        /// other's lines.
-        #[test]
-        fn equals_a_set(ops in prop::collection::vec((0_u64..3, 0_u16..80, any::<bool>()), 0..600)) {
-            let mut holders = Holders::new(200 * 31);
-            let mut model = BTreeSet::new();
-            for (block, place, insert) in ops {
-                let hash = BlockHash(block.wrapping_mul(0xF1DE_83E1_9937_733D));
-                match holders.find(hash, place) {
-                    Some(slot) if !insert => {
-                        holders.remove(slot);
-                        prop_assert!(model.remove(&(block, place)));
-                    }
-                    None if insert && !holders.slab.is_full() => {
-                        holders.insert(hash, place, 1);
-                        prop_assert!(model.insert((block, place)));
-                    }
-                    found => prop_assert_eq!(found.is_some(), model.contains(&(block, place))),
-                }
-                let places: BTreeSet<u16> = holders.list(hash).into_iter().map(|slot| holders.slab[slot].worker).collect();
-                let expected = model.range((block, 0)..=(block, u16::MAX)).map(|(_, place)| *place).collect();
-                prop_assert_eq!(&places, &expected);
-                if let [Some(first)] = holders.firsts([hash])
-                    && let Some(crowd) = holders.with_crowd(first, |places| places.iter().collect::<BTreeSet<u16>>())
-                {
-                    prop_assert_eq!(&crowd, &expected);
-                }
-                prop_assert_eq!((holders.counts([hash])[0], holders.list(hash).len()), (expected.len(), expected.len()));
-            }
-            for (block, place) in model {
-                let hash = BlockHash(block.wrapping_mul(0xF1DE_83E1_9937_733D));
-                let slot = holders.find(hash, place).unwrap();
-                holders.remove(slot);
-            }
-            prop_assert_eq!(holders.slab.used(), 0);
-        }
-    }
+fn of_place(run: u32, place: u16) -> u64 {
+    of_run(run) ^ (u64::from(place) + 1).wrapping_mul(0xF135_7AEA_2E62_A9C5)
 }

@@ -100,19 +100,21 @@ impl PrefixIndex {
     fn find(&self, chain: &[BlockHash]) -> Holding {
         let (Some(&root), Some(&last)) = (chain.first(), chain.last()) else { return Holding::new() };
         let of = |place| Found { place, names: 1 };
-        let [of_root, of_last] = self.held.firsts([root, last]);
+        let [of_root, of_last] = self.held.spots([root, last]);
         // Put in where it stays: it is large to be moved.
         let mut found = Holding::new();
-        if let Some(first) = of_root {
-            found.reserve(self.held.slab[first].count());
-            if self.held.slab[first].count() == self.workers.len() {
+        if let Some(spot) = of_root {
+            let holders = self.held.count(spot);
+            found.reserve(holders);
+            if holders == self.workers.len() {
                 // All of them, as with a system prompt: no need to find each.
                 found.extend(self.workers.iter().map(|(_, place)| of(place)));
-            } else if self.held.with_crowd(first, |places| found.extend(places.iter().map(of))).is_none() {
-                found.extend(self.held.beside(first).into_iter().map(|slot| of(self.held.slab[slot].worker)));
+            } else if self.held.with_crowd(spot, |places| found.extend(places.iter().map(of))).is_none() {
+                found
+                    .extend(self.held.list(spot).into_iter().map(|held| of(self.held.cells.worker_of(held))));
             }
             // Who has been sent the very same prompt before holds all of it.
-            let whole = of_last.map_or(0, |last| self.held.slab[last].count());
+            let whole = of_last.map_or(0, |last| self.held.count(last));
             let search = Search { chain, guess: self.forks.of(root) };
             self.search(&search, &mut found, (1, chain.len() + 1), 0, Parting::Seen((chain.len(), whole)));
         }
@@ -143,7 +145,7 @@ impl PrefixIndex {
                 Parting::Once | Parting::Often => Parting::Often,
             };
             if let Some((middle, count)) = stops {
-                let stop = self.split(search.chain[middle - 1], count, group);
+                let stop = self.divide(search.chain[middle - 1], count, group);
                 let (less, more) = group.split_at_mut(stop);
                 self.search(search, more, (middle, lost), others, Parting::Often);
                 others += more.len();
@@ -170,31 +172,36 @@ impl PrefixIndex {
         let guess = search.guess.between(held, lost);
         if let (Parting::Often, None) = (parting, guess) {
             let middle = usize::midpoint(held, lost);
-            let [count] = self.held.counts([block(middle)]);
+            let [count] = self.counts([block(middle)]);
             return [(middle, count); 2];
         }
         let thirds = || [1, 2].map(|part| held + ((lost - held) * part / 3).max(1));
         let lengths = guess.unwrap_or_else(thirds);
-        let counts = self.held.counts(lengths.map(block));
+        let counts = self.counts(lengths.map(block));
         [(lengths[0], counts[0]), (lengths[1], counts[1])]
+    }
+
+    /// How many workers hold each of these blocks.
+    fn counts<const N: usize>(&self, blocks: [BlockHash; N]) -> [usize; N] {
+        self.held.spots(blocks).map(|spot| spot.map_or(0, |spot| self.held.count(spot)))
     }
 
     /// Puts those of the group that do not hold the block in front; says how many they are. The block's
     /// `count` holders are listed if they are few enough to lie together, or the group is large; else each of
     /// the group is searched for.
-    fn split(&self, block: BlockHash, count: usize, group: &mut [Found]) -> usize {
-        let is_listed = count <= usize::from(TOGETHER) || group.len() > self.workers.places() / LISTED_SHARE;
+    fn divide(&self, block: BlockHash, count: usize, group: &mut [Found]) -> usize {
+        let is_listed = count <= TOGETHER || group.len() > self.workers.places() / LISTED_SHARE;
         if count > group.len() || !is_listed {
             return partition(group, |found| self.held.find(block, found.place).is_some());
         }
-        if let Some(first) = self.held.firsts([block])[0]
-            && let Some(less) =
-                self.held.with_crowd(first, |places| partition(group, |found| places.has(found.place)))
+        let Some(spot) = self.held.spot(block) else { return group.len() };
+        if let Some(less) =
+            self.held.with_crowd(spot, |places| partition(group, |found| places.has(found.place)))
         {
             return less;
         }
         let mut holders = PlaceSet::new(self.workers.places());
-        self.held.list(block).into_iter().for_each(|slot| holders.add(self.held.slab[slot].worker));
+        self.held.list(spot).into_iter().for_each(|held| holders.add(self.held.cells.worker_of(held)));
         partition(group, |found| holders.has(found.place))
     }
 

@@ -31,9 +31,9 @@ pub struct Placement {
 
 /// What a placement brought about.
 enum Blocks {
-    /// Slots of a worker that is modelled, which this placement added or another one has, that no worker has
-    /// accepted either.
-    Claimed(Vec<u32>),
+    /// Blocks of a worker that is modelled, which this placement added, or another one that no worker has
+    /// accepted either; of each residency all of its, in order.
+    Claimed(Vec<BlockHash>),
     /// Blocks that an exact worker is to announce.
     Expected(Vec<BlockHash>),
 }
@@ -48,8 +48,8 @@ pub(super) struct Accepted {
 pub(super) struct Closed {
     pub(super) place: u16,
     pub(super) sequence: u32,
-    /// Slots that it vouched for.
-    pub(super) claims: Vec<u32>,
+    /// Blocks that it vouched for.
+    pub(super) claims: Vec<BlockHash>,
 }
 
 impl Placement {
@@ -64,13 +64,13 @@ impl Placement {
         Self { worker, place: 0, sequence: 0, count, kept: 0, blocks, accepted: None }
     }
 
-    /// Of slots, `count` of them new, which are the last of `kept`. The placement's worker's place, and its
+    /// Of blocks, `count` of them new, which are the last of `kept`. The placement's worker's place, and its
     /// number among all.
     pub(super) fn claims(
         worker: WorkerId,
         (place, sequence): (u16, u32),
         (count, kept): (u32, usize),
-        claims: Vec<u32>,
+        claims: Vec<BlockHash>,
         accepted: &Arc<Accepted>,
     ) -> Self {
         let accepted = (!claims.is_empty()).then(|| Arc::clone(accepted));
@@ -112,7 +112,7 @@ impl Placement {
     }
 
     /// Its claims, which are then no longer its own.
-    pub(super) fn take_claims(&mut self) -> Vec<u32> {
+    pub(super) fn take_claims(&mut self) -> Vec<BlockHash> {
         match &mut self.blocks {
             Blocks::Claimed(claims) => mem::take(claims),
             Blocks::Expected(_) => Vec::new(),

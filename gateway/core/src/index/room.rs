@@ -6,7 +6,8 @@ use keyway_wire::block_hash::BlockHash;
 use smallvec::SmallVec;
 
 use super::PrefixIndex;
-use super::slab::NIL;
+use super::cells::NIL;
+use super::runs::{RUN_MAX, Spot};
 use super::workers::ListId;
 
 /// Residencies evicted at a time when the index is full, so that the search for the largest worker is rare.
@@ -18,8 +19,8 @@ pub(super) enum Kept {
     Nothing,
     /// All that this placement has touched.
     Touched(u32),
-    /// One slot, and what is more recent.
-    Slot(u32),
+    /// So many names of one residency, and what is more recent.
+    First(u32, usize),
 }
 
 impl PrefixIndex {
@@ -41,23 +42,25 @@ impl PrefixIndex {
         }
     }
 
-    /// Room in the index for one more residency on this list, at the cost of anything but what is kept.
-    pub(super) fn make_room(&mut self, list: ListId, kept: Kept) -> bool {
-        if self.held.slab.is_full() {
+    /// Room in the index for one more block on this list, at the cost of anything but what is kept, where
+    /// runs may be parted that so many hold.
+    pub(super) fn make_room(&mut self, list: ListId, kept: Kept, parted: usize) -> bool {
+        // What others hold too gives no room to new names when one worker loses it: it may take some turns.
+        while !self.held.has_room(parted) {
             let (owner, most) = self.owners.gives_way(self.workers.owner(list), self.eviction_batch);
-            if let Some(largest) = self.workers.largest(owner) {
-                // A placement's number says nothing at other workers.
-                let kept = if largest == list { kept } else { Kept::Nothing };
-                let mut left = most;
-                while left > 0 {
-                    match self.evict_oldest(largest, left, kept) {
-                        0 => break,
-                        evicted => left -= evicted,
-                    }
+            let Some(largest) = self.workers.largest(owner) else { return false };
+            // A placement's number says nothing at other workers.
+            let kept = if largest == list { kept } else { Kept::Nothing };
+            let mut left = most;
+            while left > 0 {
+                match self.evict_oldest(largest, left, kept) {
+                    0 if left == most => return false,
+                    0 => break,
+                    evicted => left -= evicted,
                 }
             }
         }
-        !self.held.slab.is_full()
+        true
     }
 
     /// Evicts some of the list's least recent residencies, at most so many: of one placement, where others
@@ -68,45 +71,54 @@ impl PrefixIndex {
 
     /// The same until so many blocks have gone with them.
     fn evict_blocks(&mut self, list: ListId, blocks: u64, most: usize, kept: Kept) -> usize {
-        let oldest = |index: &Self| Some(index.workers.list(list).oldest).filter(|&slot| slot != NIL);
-        let Some(first) = oldest(self) else { return 0 };
-        let width = u64::from(self.held.slab[first].hash.blocks());
-        let likely = blocks.div_ceil(width).min(most as u64) as usize;
-        if likely > 1 {
-            self.fetch_oldest(first, likely);
+        let first = self.workers.list(list).oldest;
+        if first == NIL {
+            return 0;
         }
-        let enough = self.workers[list.place].blocks.saturating_sub(blocks);
-        let number = self.held.slab[first].number();
+        let number = self.held.cells.get(first).number();
         let is_alone = self.workers.has_one_list(list.place);
-        for evicted in 0..most {
-            let Some(slot) = oldest(self) else { return evicted };
-            let held = &self.held.slab[slot];
-            let is_kept = match kept {
-                Kept::Nothing => false,
-                Kept::Touched(stamp) => held.bears(stamp),
-                Kept::Slot(kept) => slot == kept,
-            };
-            let is_enough = self.workers[list.place].blocks <= enough;
-            if is_kept || is_enough || !(is_alone || held.number() == number) {
-                return evicted;
-            }
-            self.evict(slot);
+        if blocks.min(most as u64) > 1 {
+            self.fetch_oldest(first, blocks.min(most as u64) as usize);
         }
-        most
-    }
-
-    pub(super) fn evict(&mut self, slot: u32) {
-        self.accept(slot, 0);
-        let (list, width) = (self.held.slab[slot].list(), self.held.slab[slot].hash.blocks());
-        self.held.slab.unlink(self.workers.list_mut(list), slot);
-        self.workers.shrank(list.place, width);
-        self.owners.take(self.workers.owner(list));
-        self.held.remove(slot);
+        let (mut evicted, mut left) = (0, blocks);
+        while evicted < most && left > 0 {
+            let oldest = self.workers.list(list).oldest;
+            if oldest == NIL {
+                break;
+            }
+            let held = self.held.cells.get(oldest);
+            let stays = match kept {
+                Kept::Touched(stamp) if held.bears(stamp) => held.len.into(),
+                Kept::First(kept, names) if kept == oldest => names,
+                _ => 0,
+            };
+            if !(is_alone || held.number() == number) {
+                break;
+            }
+            let mut count = 0;
+            let names = stays..held.len.into();
+            for at in names.rev().take(most - evicted) {
+                if left == 0 {
+                    break;
+                }
+                let width = self.held.cells.name(Spot { run: held.run, at }).blocks();
+                (count, left) = (count + 1, left.saturating_sub(width.into()));
+            }
+            if count == 0 {
+                break;
+            }
+            self.shed(oldest, count);
+            evicted += count;
+            if stays > 0 {
+                break;
+            }
+        }
+        evicted
     }
 
     /// The worker's list whose least recent block was used before those of its others.
     fn least_recent(&self, place: u16) -> Option<ListId> {
-        let age = |oldest: u32| self.workers.age(place, self.held.slab[oldest].number());
+        let age = |oldest: u32| self.workers.age(place, self.held.cells.get(oldest).number());
         let lists = self.workers.lists(place).filter(|(_, _, list)| list.oldest != NIL);
         lists.max_by_key(|(_, _, list)| age(list.oldest)).map(|(list, ..)| list)
     }
@@ -114,10 +126,16 @@ impl PrefixIndex {
     /// Brings what leads to some of a list's blocks, from its least recent one on, into the processor's
     /// cache: searching for them one by one would wait for memory each time.
     fn fetch_oldest(&self, oldest: u32, most: usize) {
-        let newer = |&slot: &u32| Some(self.held.slab[slot].newer).filter(|&newer| newer != NIL);
-        let batch = std::iter::successors(Some(oldest), newer).take(most.min(MAX_EVICTION_BATCH));
-        let hashes: SmallVec<[BlockHash; MAX_EVICTION_BATCH]> =
-            batch.map(|slot| self.held.slab[slot].hash).collect();
-        self.held.fetch(&hashes);
+        let cells = &self.held.cells;
+        let newer = |&at: &u32| Some(cells.newer(at)).filter(|&newer| newer != NIL);
+        let batch = std::iter::successors(Some(oldest), newer).take(most.div_ceil(RUN_MAX).min(BATCH_RUNS));
+        // The names that others hold too stay.
+        let alone = batch.map(|at| cells.run_of(at)).filter(|run| cells.holders(*run) == 1);
+        let names: SmallVec<[BlockHash; MAX_EVICTION_BATCH]> =
+            alone.flat_map(|run| cells.names(run).into_iter().take(cells.len(run))).collect();
+        self.held.fetch(&names);
     }
 }
+
+/// Runs at least that blocks which are evicted at a time are in.
+const BATCH_RUNS: usize = MAX_EVICTION_BATCH / RUN_MAX;

@@ -3,7 +3,10 @@
 
 use keyway_wire::block_hash::BlockHash;
 
-use super::slab::{self, NIL, NUMBERS};
+use super::blocks::Way;
+use super::cells::NIL;
+use super::residency::{NUMBERS, stamp};
+use super::runs::Spot;
 use super::{Owner, PrefixIndex, WorkerId};
 
 impl PrefixIndex {
@@ -13,20 +16,24 @@ impl PrefixIndex {
         let place = self.workers.get(worker);
         let lists = place.into_iter().flat_map(|place| self.workers.lists(place));
         let mut heads: Vec<(Owner, u32)> = lists.map(|(_, owner, list)| (owner, list.newest)).collect();
-        let (mut at, mut number) = (0, None);
+        let (mut at, mut name, mut number) = (0, 0, None);
         std::iter::from_fn(move || {
             let place = place?;
-            let slot_of = |head: &(Owner, u32)| Some(head.1).filter(|&slot| slot != NIL);
-            let number_of = |slot: u32| self.held.slab[slot].number();
+            let held_of = |head: &(Owner, u32)| Some(head.1).filter(|&held| held != NIL);
+            let number_of = |held: u32| self.held.cells.get(held).number();
             // A placement's blocks follow each other on one list.
-            if heads.get(at).and_then(slot_of).map(number_of) != number || number.is_none() {
-                let ages = (0..).zip(&heads).filter_map(|(i, head)| Some((i, slot_of(head).map(number_of)?)));
+            if name == 0 && (heads.get(at).and_then(held_of).map(number_of) != number || number.is_none()) {
+                let ages = (0..).zip(&heads).filter_map(|(i, head)| Some((i, held_of(head).map(number_of)?)));
                 at = ages.min_by_key(|(_, number)| self.workers.age(place, *number))?.0;
             }
-            let (owner, slot) = heads[at];
-            number = Some(number_of(slot));
-            heads[at].1 = self.held.slab[slot].older;
-            Some((owner, self.held.slab[slot].hash))
+            let (owner, held) = heads[at];
+            let residency = self.held.cells.get(held);
+            let block = self.held.cells.name(Spot { run: residency.run, at: name });
+            (number, name) = (Some(residency.number()), name + 1);
+            if name == usize::from(residency.len) {
+                (heads[at].1, name) = (residency.older, 0);
+            }
+            Some((owner, block))
         })
     }
 
@@ -45,22 +52,25 @@ impl PrefixIndex {
         let mut number = self.workers.next_number(place);
         let (mut taken, mut last) = (0, None);
         for (owner, hash) in blocks {
-            let Err(vacancy) = self.held.look(hash, place) else {
+            if self.held.find(hash, place).is_some() {
                 continue; // No list has a block twice, but a file may be anything.
-            };
+            }
             let worker = &self.workers[place];
             let more = worker.blocks + u64::from(hash.blocks());
-            if more > worker.capacity.into() || self.held.slab.is_full() {
+            if more > worker.capacity.into() {
                 break;
             }
             let list = self.workers.find_or_add_list(place, owner, &self.owners);
+            let newer = self.workers.list(list).oldest;
+            let way: Way = self.way(newer, hash);
+            if !self.held.has_room(self.parted(newer, way)) {
+                break;
+            }
             if last.is_some_and(|last| last != owner) {
                 number = number.wrapping_sub(1) % NUMBERS;
             }
             last = Some(owner);
-            let newer = self.workers.list(list).oldest;
-            let slot = self.insert(list, newer, vacancy, slab::stamp(number, list.nth));
-            self.ancestry.set_unknown(slot, self.held.slab.capacity());
+            self.put_where(list, newer, (hash, way), stamp(number, list.nth), false);
             taken += 1;
         }
         taken
@@ -124,8 +134,8 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_left_out_from_the_oldest() {
         let mut small = PrefixIndex::new(4 << 10);
-        let room = small.capacity();
-        assert!(small.restore(WorkerId(1), nobody_s(1, 10_000)) == room && room > 0);
+        let room = small.restore(WorkerId(1), nobody_s(1, 10_000));
+        assert!((1..10_000).contains(&room) && room == small.len());
         assert!(
             small.holds(WorkerId(1), BlockHash(room as u64))
                 && !small.holds(WorkerId(1), BlockHash(room as u64 + 1))

@@ -1,9 +1,10 @@
-//! The workers an index knows, each at a small stable place that slots can name in two bytes, and their
+//! The workers an index knows, each at a small stable place that residencies can name in two bytes, and their
 //! recency lists: one for each owner that a worker holds something of, mostly one. The place of a worker that
 //! was removed is given to a later one; its id never is.
 
+use super::cells::NIL;
 use super::owners::{Owner, Owners};
-use super::slab::{NIL, NUMBERS, Recency};
+use super::residency::{NUMBERS, Recency};
 use crate::spread_map::SpreadMap;
 
 /// Names one worker. Never reused within a gateway's life. Rendezvous hashing uses it, so gateways that are
@@ -86,8 +87,8 @@ pub(super) struct Workers {
 }
 
 impl Workers {
-    /// As many workers at a time as fit into so many bytes, at most 65,534: one number of holders means
-    /// something else ([`super::slab::Slot::APART`]).
+    /// As many workers at a time as fit into so many bytes, at most 65,534: a run counts its holders in 16
+    /// bits.
     pub(super) fn new(byte_budget: usize) -> Self {
         let max = (byte_budget / WORKER_BYTES).min(usize::from(u16::MAX) - 1);
         let (places, free) = (Vec::with_capacity(max), Vec::with_capacity(max));
@@ -153,16 +154,16 @@ impl Workers {
         self.lens[usize::from(place)]
     }
 
-    /// There is one more of them, of a span of so many blocks.
-    pub(super) fn grew(&mut self, place: u16, blocks: u32) {
-        self.lens[usize::from(place)] += 1;
-        self[place].blocks += u64::from(blocks);
+    /// There are so many more names, of so many blocks.
+    pub(super) fn grew(&mut self, place: u16, names: u32, blocks: u64) {
+        self.lens[usize::from(place)] += names;
+        self[place].blocks += blocks;
     }
 
-    /// There is one less.
-    pub(super) fn shrank(&mut self, place: u16, blocks: u32) {
-        self.lens[usize::from(place)] -= 1;
-        self[place].blocks -= u64::from(blocks);
+    /// There are so many less.
+    pub(super) fn shrank(&mut self, place: u16, names: u32, blocks: u64) {
+        self.lens[usize::from(place)] -= names;
+        self[place].blocks -= blocks;
     }
 
     /// A number for one more placement there.

@@ -17,7 +17,7 @@ fn s(seconds: u64) -> Duration {
 }
 
 fn index(capacity: usize) -> PrefixIndex {
-    let mut index = PrefixIndex::with_ancestry(INDEX_BYTES);
+    let mut index = PrefixIndex::new(INDEX_BYTES);
     (0..WORKERS).for_each(|worker| index.set_capacity(WorkerId(worker), Some(capacity)));
     index
 }
@@ -246,8 +246,7 @@ fn what_one_who_is_gone_had_not_begun_is_taken_back() {
 #[test]
 fn placements_that_nobody_closes_are_accepted_in_the_end() {
     let (mut teller, mut listener) = (Teller::new(10_000), Listener::new(10_000));
-    (teller.index, listener.index) =
-        (PrefixIndex::with_ancestry(4 * INDEX_BYTES), PrefixIndex::with_ancestry(4 * INDEX_BYTES));
+    (teller.index, listener.index) = (PrefixIndex::new(8 * INDEX_BYTES), PrefixIndex::new(8 * INDEX_BYTES));
     for which in 0..9_000 {
         let _ = teller.place(s(0), 0, &chain(which, 0, 1));
         if which % 100 == 0 {

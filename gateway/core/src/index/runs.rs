@@ -1,0 +1,184 @@
+//! Runs: up to eight names that stand one behind the other in some chain, stored once for all workers that
+//! hold them. Chains part between runs, never within one: all that stands behind a run stands behind its last
+//! name.
+
+use keyway_wire::block_hash::BlockHash;
+
+use super::cells::{BLOCK_WORDS, Cells, NIL, Words};
+use super::residency::Residency;
+
+/// Names of a run at most.
+pub(super) const RUN_MAX: usize = 8;
+
+/// Words of a block behind the names: the run before this one, the first that holds it, how many do, of which
+/// how many hold its first names only, and how many names it has.
+const PARENT: usize = 2 * RUN_MAX;
+const FIRST: usize = PARENT + 1;
+const HOLDERS: usize = FIRST + 1;
+const LEN: usize = HOLDERS + 1;
+const _: () = assert!(LEN + 1 == BLOCK_WORDS);
+
+const SHORT_SHIFT: u32 = 16;
+const BEHIND_SHIFT: u32 = 8;
+/// So many runs behind one are not counted any more: the count stays.
+const BEHIND_MAX: u32 = 255;
+
+/// The run before one of which only the names came, as from a snapshot. Neither is it known then that its own
+/// names follow each other.
+pub(super) const UNKNOWN: u32 = u32::MAX;
+
+/// Where a name stands in its run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Spot {
+    pub(super) run: u32,
+    pub(super) at: usize,
+}
+
+impl Cells {
+    /// A run without names behind this one. The caller has looked for room.
+    pub(super) fn take_run(&mut self, parent: u32) -> u32 {
+        let run = self.take_block();
+        *self.block_mut(run) = [0; BLOCK_WORDS];
+        self.block_mut(run)[PARENT] = parent;
+        self.count_behind(parent, 1);
+        run
+    }
+
+    /// Forgets one that nobody holds.
+    pub(super) fn give_run(&mut self, run: u32) {
+        self.count_behind(self.parent(run), -1);
+        self.give_block(run);
+    }
+
+    /// Puts a new run in front of one, as yet without names.
+    pub(super) fn take_run_before(&mut self, run: u32) -> u32 {
+        let parent = self.parent(run);
+        let before = self.take_block();
+        *self.block_mut(before) = [0; BLOCK_WORDS];
+        self.block_mut(before)[PARENT] = parent;
+        if parent != UNKNOWN {
+            self.block_mut(run)[PARENT] = before;
+            self.count_behind(before, 1);
+        }
+        before
+    }
+
+    pub(super) fn name(&self, spot: Spot) -> BlockHash {
+        name_of(self.block(spot.run), spot.at)
+    }
+
+    /// The run's names, and beyond them what is none.
+    pub(super) fn names(&self, run: u32) -> [BlockHash; RUN_MAX] {
+        let words = self.block(run);
+        std::array::from_fn(|at| name_of(words, at))
+    }
+
+    /// How many of the run's first names the chain begins with.
+    #[inline]
+    pub(super) fn common(&self, run: u32, chain: &[BlockHash]) -> usize {
+        self.common_from(run, 0, chain)
+    }
+
+    /// How many of the run's names from this one on the chain begins with.
+    #[inline]
+    pub(super) fn common_from(&self, run: u32, from: usize, chain: &[BlockHash]) -> usize {
+        let words = self.block(run);
+        let names = (from..words[LEN] as usize & 15).zip(chain);
+        names.take_while(|(at, name)| name_of(words, *at) == **name).count()
+    }
+
+    /// The last name of a residency.
+    pub(super) fn last_name(&self, held: &Residency) -> BlockHash {
+        self.name(Spot { run: held.run, at: usize::from(held.len).saturating_sub(1) })
+    }
+
+    pub(super) fn push_name(&mut self, run: u32, name: BlockHash) {
+        let words = self.block_mut(run);
+        let at = words[LEN] as usize & 15;
+        set_name(words, at, name);
+        words[LEN] += 1;
+    }
+
+    /// Forgets the run's names from this one on.
+    pub(super) fn cut_names(&mut self, run: u32, len: usize) {
+        let words = self.block_mut(run);
+        words[LEN] = words[LEN] & !15 | len as u32;
+    }
+
+    /// Forgets the run's first names.
+    pub(super) fn cut_first_names(&mut self, run: u32, count: usize) {
+        let len = self.len(run);
+        self.block_mut(run)[..PARENT].copy_within(2 * count..2 * len, 0);
+        self.cut_names(run, len - count);
+    }
+
+    /// How many names the run has.
+    pub(super) fn len(&self, run: u32) -> usize {
+        self.block(run)[LEN] as usize & 15
+    }
+
+    pub(super) fn parent(&self, run: u32) -> u32 {
+        self.block(run)[PARENT]
+    }
+
+    /// It is known by now what stands before it.
+    pub(super) fn set_parent(&mut self, run: u32, parent: u32) {
+        self.block_mut(run)[PARENT] = parent;
+        self.count_behind(parent, 1);
+    }
+
+    /// Whether a run stands behind this one, or once did.
+    pub(super) fn has_behind(&self, run: u32) -> bool {
+        self.block(run)[LEN] >> BEHIND_SHIFT != 0
+    }
+
+    /// The residency that was entered first; [`NIL`] if there is none.
+    pub(super) fn first(&self, run: u32) -> u32 {
+        self.block(run)[FIRST]
+    }
+
+    pub(super) fn set_first(&mut self, run: u32, residency: u32) {
+        self.block_mut(run)[FIRST] = residency;
+    }
+
+    /// How many workers hold some of the run.
+    pub(super) fn holders(&self, run: u32) -> usize {
+        self.block(run)[HOLDERS] as usize & 0xFFFF
+    }
+
+    pub(super) fn add_holders(&mut self, run: u32, more: i32) {
+        let word = &mut self.block_mut(run)[HOLDERS];
+        *word = word.wrapping_add_signed(more);
+    }
+
+    /// How many of them hold only its first names.
+    pub(super) fn short(&self, run: u32) -> usize {
+        self.block(run)[HOLDERS] as usize >> SHORT_SHIFT
+    }
+
+    pub(super) fn add_short(&mut self, run: u32, more: i32) {
+        let word = &mut self.block_mut(run)[HOLDERS];
+        *word = word.wrapping_add_signed(more << SHORT_SHIFT);
+    }
+
+    fn count_behind(&mut self, parent: u32, more: i32) {
+        // What stands before a run is held by who holds the run. Where names collide it may not be.
+        if parent == NIL || parent == UNKNOWN || !self.has_block(parent) {
+            return;
+        }
+        let word = &mut self.block_mut(parent)[LEN];
+        let behind = *word >> BEHIND_SHIFT;
+        if behind < BEHIND_MAX && (more > 0 || behind > 0) {
+            *word = word.wrapping_add_signed(more << BEHIND_SHIFT);
+        }
+    }
+}
+
+fn name_of(words: &Words, at: usize) -> BlockHash {
+    BlockHash(u64::from(words[2 * at]) | u64::from(words[2 * at + 1]) << 32)
+}
+
+fn set_name(words: &mut Words, at: usize, BlockHash(bits): BlockHash) {
+    words[2 * at] = bits as u32;
+    words[2 * at + 1] = (bits >> 32) as u32;
+}
