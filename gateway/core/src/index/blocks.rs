@@ -5,7 +5,7 @@ use keyway_wire::block_hash::BlockHash;
 
 use super::PrefixIndex;
 use super::cells::NIL;
-use super::residency::{self, Residency};
+use super::residency::{self, Residency, with_claims};
 use super::runs::{RUN_MAX, Spot, UNKNOWN};
 use super::workers::ListId;
 
@@ -69,18 +69,15 @@ impl PrefixIndex {
         if after != NIL {
             let last = self.held.cells.get(after);
             let (held, names) = (usize::from(last.len), self.held.cells.len(last.run));
-            if self.is_alike(last, stamp) {
-                match way {
-                    Way::Next => {
-                        self.held.lengthen(after, 1);
-                        return after;
-                    }
-                    Way::Nowhere if held == names && self.may_grow(last.run) => {
-                        self.held.push(last.run, name);
-                        self.held.lengthen(after, 1);
-                        return after;
-                    }
-                    _ => {}
+            if let Some(grown) = self.grown(last, stamp) {
+                let pushes = matches!(way, Way::Nowhere) && held == names && self.may_grow(last.run);
+                if pushes {
+                    self.held.push(last.run, name);
+                }
+                if pushes || matches!(way, Way::Next) {
+                    self.held.cells.set(after, grown);
+                    self.held.lengthen(after, 1);
+                    return after;
                 }
             }
             if held < names {
@@ -128,9 +125,7 @@ impl PrefixIndex {
     ) -> (usize, u64) {
         let last = self.held.cells.get(after);
         let (run, held) = (last.run, usize::from(last.len));
-        if names.is_empty() || !self.is_alike(last, stamp) {
-            return (0, 0);
-        }
+        let Some(grown) = self.grown(last, stamp) else { return (0, 0) };
         let mut count = self.held.cells.common_from(run, held, names);
         if held == self.held.cells.len(run) && self.may_grow(run) {
             let most = names.len().min(RUN_MAX - held);
@@ -142,17 +137,28 @@ impl PrefixIndex {
         if count == 0 {
             return (0, 0);
         }
+        self.held.cells.set(after, grown);
         self.held.lengthen(after, count);
         let width = names[..count].iter().map(|name| u64::from(name.blocks())).sum();
         self.grew(list, count as u32, width);
         (count, width)
     }
 
-    /// Whether one residency may say of a name with this stamp what it says of its own.
-    fn is_alike(&self, held: Residency, stamp: u32) -> bool {
+    /// A residency as one that may have a name with this stamp as its next; `None` if that says otherwise than
+    /// its own.
+    fn grown(&self, held: Residency, stamp: u32) -> Option<Residency> {
         // An exact worker's stamps number nothing.
         let number = if self.workers[held.worker].exact { residency::NUMBERS - 1 } else { 0 };
-        (held.stamp ^ stamp) & !residency::stamp(number, 0) == 0
+        let next = Residency { stamp, ..held };
+        let is_alike =
+            (with_claims(held.stamp, 0) ^ with_claims(stamp, 0)) & !residency::stamp(number, 0) == 0;
+        match (held.claims(), next.claims()) {
+            _ if !is_alike => None,
+            (held_by, next_by) if held_by == next_by => Some(held),
+            // Names that no worker has accepted may follow others in one run.
+            (0, claims) if usize::from(held.len) < RUN_MAX => Some(held.claimed(claims, held.len.into())),
+            _ => None,
+        }
     }
 
     /// Whether one more name may stand at the end of this run.
@@ -183,16 +189,14 @@ impl PrefixIndex {
     pub(super) fn shed(&mut self, at: u32, count: usize) {
         let held = self.held.cells.get(at);
         let (list, len) = (held.list(), usize::from(held.len));
-        let mut width = 0;
-        for name in (len - count..len).rev() {
-            let name = self.held.cells.name(Spot { run: held.run, at: name });
+        let (mut width, claimed) = (0, held.claimed_names());
+        for at in (len - count..len).rev() {
+            let name = self.held.cells.name(Spot { run: held.run, at });
             width += u64::from(name.blocks());
-            if held.claims() > 0 {
+            if claimed.contains(&at) {
+                self.workers[list.place].pending -= u64::from(name.blocks());
                 self.voids.add((list.place, name), held.claims(), self.sequence);
             }
-        }
-        if held.claims() > 0 {
-            self.workers[list.place].pending -= width;
         }
         self.shrank(list, count as u32, width);
         if count < len {

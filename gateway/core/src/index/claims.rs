@@ -1,12 +1,11 @@
-//! Blocks that no worker has accepted yet: each residency knows how many placements vouch for all of it. The
-//! first of them that is accepted makes its blocks ones like any others; the last of them that is withdrawn
-//! takes them away.
+//! Blocks that no worker has accepted yet: each residency knows how many placements vouch for all of it, or
+//! for its last names. The first of them that is accepted makes these blocks like any others; the last of
+//! them that is withdrawn takes them away.
 
 use keyway_wire::block_hash::BlockHash;
 
 use super::PrefixIndex;
 use super::placement::Placement;
-use super::residency::with_claims;
 use super::room::Kept;
 use super::runs::Spot;
 use crate::spread_map::SpreadMap;
@@ -96,37 +95,40 @@ impl PrefixIndex {
                 continue;
             };
             claims = &claims[..claims.len().saturating_sub(names)];
-            let stamp = self.held.cells.stamp_of(held);
-            match self.held.cells.get(held).claims() {
+            let residency = self.held.cells.get(held);
+            match residency.claims() {
                 0 => {}
                 1 => {
                     self.accept(held, 1);
                     self.shed(held, names);
                 }
-                claims => self.held.cells.set_stamp(held, with_claims(stamp, claims - 1)),
+                claims => {
+                    let left = residency.claimed(claims - 1, residency.claimed_from.into());
+                    self.held.cells.set(held, left);
+                }
             }
         }
     }
 
-    /// The residency that ends with a block which a placement vouched for, and how many names it has. `None`
-    /// if the claim is void.
+    /// The residency that ends with a block which a placement vouched for, and for how many of its names it
+    /// did. `None` if the claim is void.
     fn claimed(&mut self, place: u16, last: BlockHash, sequence: u32) -> Option<(u32, usize)> {
         if self.voids.take((place, last), sequence) {
             return None;
         }
         let (held, _) = self.held.find(last, place)?;
-        Some((held, self.held.cells.get(held).len.into()))
+        Some((held, self.held.cells.get(held).claimed_names().len().max(1)))
     }
 
-    /// Counts a residency's blocks as ones like any other; so many of its claims are closed by now.
+    /// Counts a residency's blocks as ones like any others; so many of its claims are closed by now.
     pub(super) fn accept(&mut self, at: u32, closed: u32) {
         let held = self.held.cells.get(at);
         let claims = held.claims();
         if claims == 0 {
             return;
         }
-        self.held.cells.set_stamp(at, with_claims(held.stamp, 0));
-        for at in 0..held.len.into() {
+        self.held.cells.set(at, held.claimed(0, 0));
+        for at in held.claimed_names() {
             let name = self.held.cells.name(Spot { run: held.run, at });
             self.workers[held.worker].pending -= u64::from(name.blocks());
             self.voids.add((held.worker, name), claims - closed, self.sequence);

@@ -32,7 +32,7 @@ pub struct Placement {
 /// What a placement brought about.
 enum Blocks {
     /// Blocks of a worker that is modelled, which this placement added, or another one that no worker has
-    /// accepted either; of each residency all of its, in order.
+    /// accepted either; of each residency all that no worker has, in order.
     Claimed(Vec<BlockHash>),
     /// Blocks that an exact worker is to announce.
     Expected(Vec<BlockHash>),

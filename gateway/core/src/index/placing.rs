@@ -6,7 +6,7 @@ use keyway_wire::block_hash::BlockHash;
 use super::blocks::Way;
 use super::cells::NIL;
 use super::placement::Placement;
-use super::residency::{CLAIMS_MAX, stamp, with_claims};
+use super::residency::{CLAIMS_MAX, Residency, stamp, with_claims};
 use super::room::Kept;
 use super::runs::{Spot, UNKNOWN};
 use super::workers::ListId;
@@ -201,14 +201,15 @@ impl PrefixIndex {
     fn touch(&mut self, at: u32, placing: &mut Placing<'_>) {
         let cells = &mut self.held.cells;
         let held = cells.get(at);
-        let (run, names) = (held.run, usize::from(held.len));
-        let mut count = held.claims();
+        let (run, names, claimed) = (held.run, usize::from(held.len), held.claimed_names());
+        let mut claims = held.claims();
         // One too many to be counted goes by what becomes of the others.
-        if (1..CLAIMS_MAX).contains(&count) {
-            count += 1;
-            placing.claims.extend_from_slice(&placing.rest()[..names]);
+        if (1..CLAIMS_MAX).contains(&claims) {
+            claims += 1;
+            placing.claims.extend_from_slice(&placing.rest()[claimed.clone()]);
         }
-        cells.set_stamp(at, with_claims(placing.stamp, count));
+        let touched = Residency { stamp: placing.stamp, ..held };
+        cells.set(at, touched.claimed(claims, claimed.start));
         if cells.parent(run) == UNKNOWN && names == cells.len(run) {
             let parent = if placing.last == NIL { NIL } else { cells.run_of(placing.last) };
             if parent == NIL || cells.parent(parent) != UNKNOWN {

@@ -1,7 +1,10 @@
 //! One residency: a worker holds a run of names, or the first of them. It is a cell, and threaded onto a
 //! recency list of its worker's. A run's earlier names count as used later, so a list's end goes first.
 
+use std::ops::Range;
+
 use super::cells::{Cell, Cells, NIL};
+use super::runs::RUN_MAX;
 use super::workers::ListId;
 
 /// What one cell says.
@@ -12,13 +15,15 @@ pub(super) struct Residency {
     pub(super) newer: u32,
     /// Neighbour in its recency list that was used earlier.
     pub(super) older: u32,
-    /// From the lower bits: which of its worker's lists it is on, how many placements vouch for it
+    /// From the lower bits: which of its worker's lists it is on, how many placements vouch for its last names
     /// ([`super::claims`]), and the number of the last placement at that worker that touched it.
     pub(super) stamp: u32,
     /// Place of the worker in the workers' table.
     pub(super) worker: u16,
     /// Names of the run that the worker holds, from the first on.
     pub(super) len: u8,
+    /// The first name that placements vouch for, if any do: those behind it are vouched for too.
+    pub(super) claimed_from: u8,
     /// Whether the table has it under a group of workers, and not beside the run's first ones.
     pub(super) is_apart: bool,
     /// A bit for each name behind which a request can go on, at an exact worker: [`super::checkpoints`].
@@ -29,17 +34,17 @@ pub(super) struct Residency {
 const RUN: usize = 0;
 const NEWER: usize = 1;
 const OLDER: usize = 2;
-const STAMP: usize = 3;
 const REST: usize = 4;
 
 const LEN_SHIFT: u32 = 16;
 const APART: u32 = 1 << 20;
+const CLAIMED_SHIFT: u32 = 21;
 const MARKS_SHIFT: u32 = 24;
 
 /// Placements at one worker that a stamp tells apart; the next one is taken for the first again. Where
 /// exactly so many came in between, that spares a block from eviction, or takes one too early.
 pub(super) const NUMBERS: u32 = 1 << (u32::BITS - NUMBER_SHIFT);
-/// Placements that can vouch for a residency at a time.
+/// Placements that can vouch for names at a time.
 pub(super) const CLAIMS_MAX: u32 = (1 << (NUMBER_SHIFT - CLAIMS_SHIFT)) - 1;
 const CLAIMS_SHIFT: u32 = u8::BITS;
 const NUMBER_SHIFT: u32 = 12;
@@ -71,9 +76,33 @@ impl Residency {
         self.stamp & !CLAIMS == stamp
     }
 
-    /// How many placements vouch for it, as long as no worker has accepted it.
+    /// How many placements vouch for its last names, as long as no worker has accepted these.
     pub(super) fn claims(&self) -> u32 {
         (self.stamp & CLAIMS) >> CLAIMS_SHIFT
+    }
+
+    /// So many do, for those from this name on.
+    #[must_use]
+    pub(super) fn claimed(self, claims: u32, from: usize) -> Self {
+        let from = if claims == 0 { 0 } else { from as u8 };
+        Self { stamp: with_claims(self.stamp, claims), claimed_from: from, ..self }
+    }
+
+    /// The names that placements vouch for.
+    pub(super) fn claimed_names(&self) -> Range<usize> {
+        let len = usize::from(self.len);
+        if self.claims() == 0 { len..len } else { self.claimed_from.into()..len }
+    }
+
+    /// Itself as two: of its first names, so many, and of the others.
+    pub(super) fn parted(self, count: usize) -> [Self; 2] {
+        let (len, claimed, claims) = (count as u8, usize::from(self.claimed_from), self.claims());
+        let first = Self { len, marks: self.marks & (u8::MAX >> (RUN_MAX - count)), ..self };
+        let rest = Self { len: self.len - len, marks: self.marks >> count, ..self };
+        [
+            if claimed < count { first } else { first.claimed(0, 0) },
+            rest.claimed(claims, claimed.saturating_sub(count)),
+        ]
     }
 
     /// Of an exact worker: how many names further up than this one the last is behind which a request can go
@@ -104,6 +133,7 @@ impl Residency {
         u32::from(self.worker)
             | u32::from(self.len) << LEN_SHIFT
             | apart
+            | u32::from(self.claimed_from & 7) << CLAIMED_SHIFT
             | u32::from(self.marks) << MARKS_SHIFT
     }
 }
@@ -111,7 +141,8 @@ impl Residency {
 impl From<&Cell> for Residency {
     fn from(&[run, newer, older, stamp, rest]: &Cell) -> Self {
         let (len, marks) = ((rest >> LEN_SHIFT) as u8 & 15, (rest >> MARKS_SHIFT) as u8);
-        Self { run, newer, older, stamp, worker: rest as u16, len, is_apart: rest & APART != 0, marks }
+        let (is_apart, claimed_from) = (rest & APART != 0, (rest >> CLAIMED_SHIFT) as u8 & 7);
+        Self { run, newer, older, stamp, worker: rest as u16, len, claimed_from, is_apart, marks }
     }
 }
 
@@ -149,14 +180,6 @@ impl Cells {
 
     pub(super) fn run_of(&self, at: u32) -> u32 {
         self.cell(at)[RUN]
-    }
-
-    pub(super) fn stamp_of(&self, at: u32) -> u32 {
-        self.cell(at)[STAMP]
-    }
-
-    pub(super) fn set_stamp(&mut self, at: u32, stamp: u32) {
-        self.cell_mut(at)[STAMP] = stamp;
     }
 
     pub(super) fn worker_of(&self, at: u32) -> u16 {

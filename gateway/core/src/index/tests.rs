@@ -230,8 +230,8 @@ fn listed(index: &PrefixIndex) -> BTreeMap<u32, Held> {
         }
         assert_eq!(index.workers.held_at(place), len);
         let is_pending = |hash: &BlockHash| {
-            let (held, _) = index.held.find(*hash, place).unwrap();
-            index.held.cells.get(held).claims() > 0
+            let (held, spot) = index.held.find(*hash, place).unwrap();
+            index.held.cells.get(held).claimed_names().contains(&spot.at)
         };
         let names: Vec<_> = index.by_recency(id).map(|(_, hash)| hash).collect();
         assert_eq!(index.workers[place].pending, widths(names.iter().filter(|hash| is_pending(hash))));

@@ -4,7 +4,7 @@ use keyway_wire::block_hash::BlockHash;
 
 use super::super::cells::{Cells, NIL};
 use super::super::residency::Residency;
-use super::super::runs::{RUN_MAX, Spot, UNKNOWN};
+use super::super::runs::{Spot, UNKNOWN};
 use super::{GROUP, Holders, Listed, RESIDENCY, SPOT_BITS, TOGETHER, of_group, of_place, of_run};
 
 impl Holders {
@@ -27,6 +27,7 @@ impl Holders {
             stamp,
             worker: place,
             len: len as u8,
+            claimed_from: 0,
             is_apart: false,
             marks: 0,
         };
@@ -70,8 +71,7 @@ impl Holders {
     pub(in super::super) fn shorten(&mut self, at: u32, len: usize) {
         let mut held = self.cells.get(at);
         let (run, before) = (held.run, usize::from(held.len));
-        held.len = len as u8;
-        held.marks &= u8::MAX >> (8 - len);
+        [held, _] = held.parted(len);
         self.cells.set(at, held);
         if self.cells.holders(run) == 1 {
             self.forget_names(run, len);
@@ -128,12 +128,12 @@ impl Holders {
 
     /// Forgets the names of a run behind so many, which nobody holds.
     fn forget_names(&mut self, run: u32, len: usize) {
-        let names = self.cells.names(run);
-        let count = self.cells.len(run);
+        let (names, count) = (self.cells.names(run), self.cells.len(run));
+        self.fetch(&names[len..count]);
         for (at, name) in names.into_iter().enumerate().take(count).skip(len) {
             self.table.remove(name.0, name.0, number(Spot { run, at }));
-            self.left += 1;
         }
+        self.left += count.saturating_sub(len);
         self.cells.cut_names(run, len);
     }
 
@@ -165,11 +165,10 @@ impl Holders {
         }
         self.cells.cut_first_names(run, count);
         for at in more {
-            let held = self.cells.get(at);
-            let (len, marks) = (count as u8, held.marks & (u8::MAX >> (RUN_MAX - count)));
+            let [first, rest] = self.cells.get(at).parted(count);
             let head = self.cells.take_cell();
-            self.cells.set(head, Residency { len, marks, ..held });
-            self.cells.set(at, Residency { len: held.len - len, marks: held.marks >> count, ..held });
+            self.cells.set(head, first);
+            self.cells.set(at, rest);
             self.join(before, head);
             splits(&mut self.cells, head, at);
         }
