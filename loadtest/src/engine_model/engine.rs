@@ -6,14 +6,16 @@
 //! chunk for each whose prompt is not done, then admits waiting ones while the token budget lasts. When
 //! blocks run out the request admitted last gives up its own and waits again, in front.
 
+mod recording;
 mod skip;
 
 use std::collections::VecDeque;
 
 use keyway_wire::block_hash::BlockHash;
 
+use self::recording::Recording;
 use super::{
-    block_pool::{BlockPool, Change},
+    block_pool::{BlockPool, Change, Held},
     profile::{Profile, StepWork, pairs},
 };
 
@@ -113,7 +115,7 @@ pub struct Engine {
     slowdown: f64,
     leaving: u32,
     totals: Totals,
-    changes: Option<Vec<Change<RequestId>>>,
+    recording: Option<Recording>,
 }
 
 #[derive(Debug, Default)]
@@ -130,7 +132,7 @@ struct Slot {
     /// Leading tokens whose KV has come with the request; 0 once it was admitted.
     fetched_tokens: u32,
     chain: Box<[BlockHash]>,
-    blocks: Vec<u32>,
+    blocks: Held,
 }
 
 /// What a step touches of a running request; the rest is in its slot.
@@ -165,14 +167,14 @@ impl Engine {
             slowdown: 1.0,
             leaving: 0,
             totals: Totals::default(),
-            changes: None,
+            recording: None,
         }
     }
 
     /// Keeps a list of what happens to the cache from now on, for [`Engine::take_changes`].
     #[must_use]
     pub fn recording(mut self) -> Self {
-        self.changes = Some(Vec::new());
+        self.recording = Some(Recording::default());
         self
     }
 
@@ -238,12 +240,17 @@ impl Engine {
 
     /// What happened to the cache since the last call, in order; nothing unless [`Engine::recording`].
     pub fn take_changes(&mut self) -> Vec<Change<RequestId>> {
-        self.changes.as_mut().map(std::mem::take).unwrap_or_default()
+        self.recording.as_mut().map(|recording| std::mem::take(&mut recording.changes)).unwrap_or_default()
     }
 
     /// Whether [`Engine::take_changes`] has something.
     pub fn has_changes(&self) -> bool {
-        self.changes.as_ref().is_some_and(|changes| !changes.is_empty())
+        self.recording.as_ref().is_some_and(|recording| !recording.changes.is_empty())
+    }
+
+    /// Whether a block of this name is cached, wherever in a chain it is; only if [`Engine::recording`].
+    pub fn holds(&self, block: BlockHash) -> bool {
+        self.recording.as_ref().is_some_and(|recording| recording.holds(block))
     }
 
     /// Goes on after the caller did not advance it for a while: the step under way ends at `now` or later,
@@ -362,7 +369,7 @@ impl Engine {
     fn run(&mut self, i: usize, tokens: u32, work: &mut StepWork) {
         let run = &mut self.running[i];
         run.scheduled = tokens;
-        let request = &self.requests[run.slot as usize];
+        let request = &mut self.requests[run.slot as usize];
         work.sequences += 1;
         if tokens == 1 && request.generated > 0 {
             work.decodes += 1;
@@ -379,25 +386,29 @@ impl Engine {
         let first = run.name_at / block_tokens - 1;
         run.name_at = (filled / block_tokens + 1) * block_tokens;
         let full = (filled / block_tokens).min(request.chain.len() as u32);
-        for block in first..full {
-            self.pool.name(request.blocks[block as usize], request.chain[block as usize]);
+        if first >= full {
+            return;
         }
-        if let Some(changes) = &mut self.changes
-            && first < full
-        {
-            let request = RequestId { slot: run.slot, serial: request.serial };
-            changes.push(Change::Stored { request, first, count: full - first });
+        debug_assert_eq!(request.blocks.named(), first, "in order");
+        let names = &request.chain[first as usize..full as usize];
+        self.pool.name(&mut request.blocks, names);
+        if let Some(recording) = &mut self.recording {
+            recording.stored(RequestId { slot: run.slot, serial: request.serial }, first, names);
         }
     }
 
     /// Gives the running request number `i` room for `tokens` more, at the cost of those admitted after it.
     fn make_room(&mut self, i: usize, tokens: u32, preempted: &mut bool) -> bool {
         let block_tokens = self.profile.block_tokens;
-        while self.running[i].computed + tokens > self.running[i].room {
-            if let Some(block) = take(&mut self.pool, &mut self.totals.evicted_blocks, &mut self.changes) {
-                self.requests[self.running[i].slot as usize].blocks.push(block);
-                self.running[i].room += block_tokens;
-                continue;
+        loop {
+            let run = &mut self.running[i];
+            let missing = (run.computed + tokens).saturating_sub(run.room).div_ceil(block_tokens);
+            let there = missing.min(self.pool.available());
+            run.room += there * block_tokens;
+            let slot = run.slot;
+            self.take(slot, there);
+            if there == missing {
+                return true;
             }
             *preempted = true;
             let Some(victim) = self.running.pop() else { return false };
@@ -408,7 +419,6 @@ impl Engine {
                 return false;
             }
         }
-        true
     }
 
     /// Starts a waiting request if blocks for its first chunk are there.
@@ -419,26 +429,24 @@ impl Engine {
         // The last token is computed always, for its logits.
         let reusable = ((known - 1) / block_tokens) as usize;
         let chain = &request.chain[..reusable.min(request.chain.len())];
-        self.pool.find_cached(chain, &mut request.blocks);
-        let hits = request.blocks.len();
-        let cached = hits as u32 * block_tokens;
+        let released = self.pool.find(chain, &mut request.blocks);
+        let hits = request.blocks.named();
+        let cached = hits * block_tokens;
         let computed = cached.max(request.fetched_tokens);
         let tokens = (known - computed).min(*budget);
         let blocks = (computed + tokens).div_ceil(block_tokens);
-        if blocks - hits as u32 + self.pool.released_among(&request.blocks) > self.pool.available() {
+        if blocks - hits + released > self.pool.available() {
             request.blocks.clear();
             return false;
         }
         self.pool.claim(&request.blocks);
-        for _ in hits as u32..blocks {
-            request.blocks.extend(take(&mut self.pool, &mut self.totals.evicted_blocks, &mut self.changes));
-        }
         if request.cached_tokens.is_none() {
             request.cached_tokens = Some(computed);
             self.totals.queried_tokens += u64::from(known);
             self.totals.hit_tokens += u64::from(cached);
         }
         request.fetched_tokens = 0;
+        self.take(slot, blocks - hits);
         self.running.push(Running {
             slot,
             computed,
@@ -452,9 +460,19 @@ impl Engine {
         true
     }
 
+    /// Gives a request blocks for what it is to compute, no more than are available.
+    fn take(&mut self, slot: u32, count: u32) {
+        let (evicted, recording) = (&mut self.totals.evicted_blocks, &mut self.recording);
+        self.pool.take(&mut self.requests[slot as usize].blocks, count, |names| {
+            *evicted += names.len() as u64;
+            if let Some(recording) = recording {
+                recording.removed(names);
+            }
+        });
+    }
+
     fn release(&mut self, slot: u32) {
-        let blocks = std::mem::take(&mut self.requests[slot as usize].blocks);
-        self.pool.release(&blocks);
+        self.pool.release(&mut self.requests[slot as usize].blocks);
     }
 
     fn end(&mut self, slot: u32) {
@@ -468,17 +486,4 @@ impl Engine {
         request.chain = Box::default();
         self.unused.push(slot);
     }
-}
-
-fn take(
-    pool: &mut BlockPool,
-    evicted: &mut u64,
-    changes: &mut Option<Vec<Change<RequestId>>>,
-) -> Option<u32> {
-    pool.take(|hash| {
-        *evicted += 1;
-        if let Some(changes) = changes {
-            changes.push(Change::Removed(hash));
-        }
-    })
 }

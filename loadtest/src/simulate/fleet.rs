@@ -325,7 +325,7 @@ impl<'a> Run<'a> {
             return;
         }
         let changes = self.engines[worker].take_changes();
-        let pool = self.engines[worker].pool();
+        let engine = &self.engines[worker];
         for change in changes {
             match change {
                 Change::Stored { request, first, count } => {
@@ -336,7 +336,7 @@ impl<'a> Run<'a> {
                         .for_each(|gateway| gateway.stored(worker, chain, blocks.clone()));
                 }
                 // Others of that name may remain.
-                Change::Removed(block) if pool.cached(&[block]) == 0 => {
+                Change::Removed(block) if !engine.holds(block) => {
                     self.gateways.iter_mut().for_each(|gateway| gateway.removed(worker, block));
                 }
                 Change::Removed(_) => {}
