@@ -74,10 +74,10 @@ impl Holders {
         self.max - self.left
     }
 
-    /// Whether one more name fits, at a worker that holds none behind which it could stand, and a run that so
-    /// many hold may be parted in two.
+    /// Whether one more name fits, at a worker that holds none behind which it could stand, where runs that so
+    /// many hold, one run or two, may be parted.
     pub(super) fn has_room(&self, parted: usize) -> bool {
-        let (runs, residencies) = (1 + usize::from(parted > 0), 1 + parted);
+        let (runs, residencies) = (1 + 2 * usize::from(parted > 0), 1 + parted);
         self.left > residencies && self.cells.has_room(runs, residencies)
     }
 

@@ -1,7 +1,8 @@
-//! A fixed number of lines as wide as the processor's cache has them, 0 at first, in huge pages where the
-//! system gives them to a process that asks (`madvise`, in Linux's `transparent_hugepage/enabled`): lines
-//! that are used in no order would touch each small page for the first time, at some microseconds each, and
-//! later look up each page's place in memory anew. What the bytes mean is the caller's business.
+//! Memory in pieces that are used in no order: lines as the processor's cache has them, or blocks. All 0 at
+//! first, in huge pages where the system gives them to a process that asks (`madvise`, in Linux's
+//! `transparent_hugepage/enabled`): such pieces would touch each small page for the first time, at some
+//! microseconds each, and later look up each page's place in memory anew. What the bytes mean is the caller's
+//! business.
 
 use std::alloc::{Layout, handle_alloc_error};
 
@@ -13,15 +14,18 @@ pub(super) const LINE_BYTES: usize = 64;
 /// One line's bytes. Pages are aligned, so that none lies in two of the processor's.
 pub(super) type Line = [u8; LINE_BYTES];
 
-/// The lines' memory, which neither grows nor shrinks.
-pub(super) struct Lines {
+/// So many bytes each, which neither grow nor shrink in number.
+pub(super) struct Pieces<const BYTES: usize> {
     memory: MmapMut,
 }
 
-impl Lines {
-    /// So many lines. Without so much memory the process ends, as it does wherever it allocates.
-    pub(super) fn zeroed(lines: usize) -> Self {
-        let layout = layout_of(lines);
+/// Pieces that are the processor's lines.
+pub(super) type Lines = Pieces<LINE_BYTES>;
+
+impl<const BYTES: usize> Pieces<BYTES> {
+    /// So many pieces. Without so much memory the process ends, as it does wherever it allocates.
+    pub(super) fn zeroed(count: usize) -> Self {
+        let layout = layout_of::<BYTES>(count);
         let memory = MmapMut::map_anon(layout.size()).unwrap_or_else(|_| handle_alloc_error(layout));
         // Where there are no huge pages, small ones do.
         #[cfg(target_os = "linux")]
@@ -30,25 +34,27 @@ impl Lines {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.memory.len() / LINE_BYTES
+        self.memory.len() / BYTES
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.memory.is_empty()
     }
 
-    pub(super) fn get(&self, at: usize) -> &Line {
+    #[inline]
+    pub(super) fn get(&self, at: usize) -> &[u8; BYTES] {
         &self.memory.as_chunks().0[at]
     }
 
-    pub(super) fn get_mut(&mut self, at: usize) -> &mut Line {
+    #[inline]
+    pub(super) fn get_mut(&mut self, at: usize) -> &mut [u8; BYTES] {
         &mut self.memory.as_chunks_mut().0[at]
     }
 }
 
-/// Memory for so many lines. More than an address can say ends the process too.
-fn layout_of(lines: usize) -> Layout {
-    Layout::array::<Line>(lines).unwrap_or_else(|_| handle_alloc_error(Layout::new::<Line>()))
+/// Memory for so many pieces. More than an address can say ends the process too.
+fn layout_of<const BYTES: usize>(count: usize) -> Layout {
+    Layout::array::<[u8; BYTES]>(count).unwrap_or_else(|_| handle_alloc_error(Layout::new::<[u8; BYTES]>()))
 }
 
 #[cfg(test)]

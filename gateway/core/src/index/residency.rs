@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::cells::{Cell, Cells, NIL};
+use super::cells::{Cell, Cells, NIL, of_words, set_word, word, words};
 use super::runs::RUN_MAX;
 use super::workers::ListId;
 
@@ -139,7 +139,9 @@ impl Residency {
 }
 
 impl From<&Cell> for Residency {
-    fn from(&[run, newer, older, stamp, rest]: &Cell) -> Self {
+    #[inline]
+    fn from(cell: &Cell) -> Self {
+        let [run, newer, older, stamp, rest] = words(cell);
         let (len, marks) = ((rest >> LEN_SHIFT) as u8 & 15, (rest >> MARKS_SHIFT) as u8);
         let (is_apart, claimed_from) = (rest & APART != 0, (rest >> CLAIMED_SHIFT) as u8 & 7);
         Self { run, newer, older, stamp, worker: rest as u16, len, claimed_from, is_apart, marks }
@@ -148,7 +150,7 @@ impl From<&Cell> for Residency {
 
 impl From<Residency> for Cell {
     fn from(held: Residency) -> Self {
-        [held.run, held.newer, held.older, held.stamp, held.rest()]
+        of_words([held.run, held.newer, held.older, held.stamp, held.rest()])
     }
 }
 
@@ -171,19 +173,19 @@ impl Cells {
     }
 
     pub(super) fn older(&self, at: u32) -> u32 {
-        self.cell(at)[OLDER]
+        word(self.cell(at), OLDER)
     }
 
     pub(super) fn newer(&self, at: u32) -> u32 {
-        self.cell(at)[NEWER]
+        word(self.cell(at), NEWER)
     }
 
     pub(super) fn run_of(&self, at: u32) -> u32 {
-        self.cell(at)[RUN]
+        word(self.cell(at), RUN)
     }
 
     pub(super) fn worker_of(&self, at: u32) -> u16 {
-        self.cell(at)[REST] as u16
+        word(self.cell(at), REST) as u16
     }
 
     /// Puts a residency behind `newer` in recency, or in front of all if that is [`NIL`].
@@ -210,11 +212,11 @@ impl Cells {
     fn join(&mut self, list: &mut Recency, newer: u32, older: u32) {
         match newer {
             NIL => list.newest = older,
-            newer => self.cell_mut(newer)[OLDER] = older,
+            newer => set_word(self.cell_mut(newer), OLDER, older),
         }
         match older {
             NIL => list.oldest = newer,
-            older => self.cell_mut(older)[NEWER] = newer,
+            older => set_word(self.cell_mut(older), NEWER, newer),
         }
     }
 }
@@ -223,12 +225,13 @@ impl Cells {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::cells::CELL_WORDS;
     use super::*;
 
     proptest! {
         #[test]
-        fn a_cell_says_all_of_a_residency(words in any::<Cell>(), len in 1_u8..=8) {
-            let held = Residency { len, ..Residency::from(&words) };
+        fn a_cell_says_all_of_a_residency(cell in any::<[u32; CELL_WORDS]>(), len in 1_u8..=8) {
+            let held = Residency { len, ..Residency::from(&of_words(cell)) };
             prop_assert_eq!(Residency::from(&Cell::from(held)), held);
         }
 
@@ -243,7 +246,7 @@ mod tests {
                 last = if say == 0 { 0 } else { last + 1 };
                 backs.push(last);
             }
-            let mut held = Residency::from(&[0; 5]);
+            let mut held = Residency::from(&of_words([0; CELL_WORDS]));
             for (at, back) in backs.iter().enumerate() {
                 held.set_back(at, *back);
             }
@@ -254,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_checkpoint_that_is_gone_is_told_by_the_names_behind_it() {
-        let mut held = Residency { stamp: stamp(0, 3), ..Residency::from(&[0; 5]) };
+        let mut held = Residency { stamp: stamp(0, 3), ..Residency::from(&of_words([0; CELL_WORDS])) };
         held.set_back(2, 0);
         held.set_back(5, 1);
         assert_eq!([1, 2, 3, 4, 5, 7].map(|at| held.back(at)), [1, 0, 1, 0, 1, 3]);

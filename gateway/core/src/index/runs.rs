@@ -4,11 +4,13 @@
 
 use keyway_wire::block_hash::BlockHash;
 
-use super::cells::{BLOCK_WORDS, Cells, NIL, Words};
+use super::cells::{BLOCK_BYTES, BLOCK_WORDS, Block, Cells, NIL, set_word, word};
 use super::residency::Residency;
 
 /// Names of a run at most.
 pub(super) const RUN_MAX: usize = 8;
+
+const NAME_BYTES: usize = size_of::<BlockHash>();
 
 /// Words of a block behind the names: the run before this one, the first that holds it, how many do, of which
 /// how many hold its first names only, and how many names it has.
@@ -38,8 +40,8 @@ impl Cells {
     /// A run without names behind this one. The caller has looked for room.
     pub(super) fn take_run(&mut self, parent: u32) -> u32 {
         let run = self.take_block();
-        *self.block_mut(run) = [0; BLOCK_WORDS];
-        self.block_mut(run)[PARENT] = parent;
+        *self.block_mut(run) = [0; BLOCK_BYTES];
+        set_word(self.block_mut(run), PARENT, parent);
         self.count_behind(parent, 1);
         run
     }
@@ -54,10 +56,10 @@ impl Cells {
     pub(super) fn take_run_before(&mut self, run: u32) -> u32 {
         let parent = self.parent(run);
         let before = self.take_block();
-        *self.block_mut(before) = [0; BLOCK_WORDS];
-        self.block_mut(before)[PARENT] = parent;
+        *self.block_mut(before) = [0; BLOCK_BYTES];
+        set_word(self.block_mut(before), PARENT, parent);
         if parent != UNKNOWN {
-            self.block_mut(run)[PARENT] = before;
+            set_word(self.block_mut(run), PARENT, before);
             self.count_behind(before, 1);
         }
         before
@@ -69,8 +71,8 @@ impl Cells {
 
     /// The run's names, and beyond them what is none.
     pub(super) fn names(&self, run: u32) -> [BlockHash; RUN_MAX] {
-        let words = self.block(run);
-        std::array::from_fn(|at| name_of(words, at))
+        let block = self.block(run);
+        std::array::from_fn(|at| name_of(block, at))
     }
 
     /// How many of the run's first names the chain begins with.
@@ -82,9 +84,9 @@ impl Cells {
     /// How many of the run's names from this one on the chain begins with.
     #[inline]
     pub(super) fn common_from(&self, run: u32, from: usize, chain: &[BlockHash]) -> usize {
-        let words = self.block(run);
-        let names = (from..words[LEN] as usize & 15).zip(chain);
-        names.take_while(|(at, name)| name_of(words, *at) == **name).count()
+        let block = self.block(run);
+        let names = (from..word(block, LEN) as usize & 15).zip(chain);
+        names.take_while(|(at, name)| name_of(block, *at) == **name).count()
     }
 
     /// The last name of a residency.
@@ -93,72 +95,71 @@ impl Cells {
     }
 
     pub(super) fn push_name(&mut self, run: u32, name: BlockHash) {
-        let words = self.block_mut(run);
-        let at = words[LEN] as usize & 15;
-        set_name(words, at, name);
-        words[LEN] += 1;
+        let block = self.block_mut(run);
+        let len = word(block, LEN);
+        block.as_chunks_mut().0[len as usize & 15] = name.0.to_ne_bytes();
+        set_word(block, LEN, len + 1);
     }
 
     /// Forgets the run's names from this one on.
     pub(super) fn cut_names(&mut self, run: u32, len: usize) {
-        let words = self.block_mut(run);
-        words[LEN] = words[LEN] & !15 | len as u32;
+        let block = self.block_mut(run);
+        let others = word(block, LEN) & !15;
+        set_word(block, LEN, others | len as u32);
     }
 
     /// Forgets the run's first names.
     pub(super) fn cut_first_names(&mut self, run: u32, count: usize) {
         let len = self.len(run);
-        self.block_mut(run)[..PARENT].copy_within(2 * count..2 * len, 0);
+        self.block_mut(run).copy_within(NAME_BYTES * count..NAME_BYTES * len, 0);
         self.cut_names(run, len - count);
     }
 
     /// How many names the run has.
     pub(super) fn len(&self, run: u32) -> usize {
-        self.block(run)[LEN] as usize & 15
+        word(self.block(run), LEN) as usize & 15
     }
 
     pub(super) fn parent(&self, run: u32) -> u32 {
-        self.block(run)[PARENT]
+        word(self.block(run), PARENT)
     }
 
     /// It is known by now what stands before it.
     pub(super) fn set_parent(&mut self, run: u32, parent: u32) {
-        self.block_mut(run)[PARENT] = parent;
+        set_word(self.block_mut(run), PARENT, parent);
         self.count_behind(parent, 1);
     }
 
     /// Whether a run stands behind this one, or once did.
     pub(super) fn has_behind(&self, run: u32) -> bool {
-        self.block(run)[LEN] >> BEHIND_SHIFT != 0
+        word(self.block(run), LEN) >> BEHIND_SHIFT != 0
     }
 
     /// The residency that was entered first; [`NIL`] if there is none.
     pub(super) fn first(&self, run: u32) -> u32 {
-        self.block(run)[FIRST]
+        word(self.block(run), FIRST)
     }
 
     pub(super) fn set_first(&mut self, run: u32, residency: u32) {
-        self.block_mut(run)[FIRST] = residency;
+        set_word(self.block_mut(run), FIRST, residency);
     }
 
     /// How many workers hold some of the run.
     pub(super) fn holders(&self, run: u32) -> usize {
-        self.block(run)[HOLDERS] as usize & 0xFFFF
+        word(self.block(run), HOLDERS) as usize & 0xFFFF
     }
 
     pub(super) fn add_holders(&mut self, run: u32, more: i32) {
-        let word = &mut self.block_mut(run)[HOLDERS];
-        *word = word.wrapping_add_signed(more);
+        self.add_to(run, HOLDERS, more);
     }
 
     /// How many of them hold only its first names.
     pub(super) fn short(&self, run: u32) -> usize {
-        self.block(run)[HOLDERS] as usize >> SHORT_SHIFT
+        word(self.block(run), HOLDERS) as usize >> SHORT_SHIFT
     }
 
     pub(super) fn add_short(&mut self, run: u32, more: i32) {
-        let word = &mut self.block_mut(run)[HOLDERS];
-        *word = word.wrapping_add_signed(more << SHORT_SHIFT);
+        self.add_to(run, HOLDERS, more << SHORT_SHIFT);
     }
 
     fn count_behind(&mut self, parent: u32, more: i32) {
@@ -166,19 +167,20 @@ impl Cells {
         if parent == NIL || parent == UNKNOWN || !self.has_block(parent) {
             return;
         }
-        let word = &mut self.block_mut(parent)[LEN];
-        let behind = *word >> BEHIND_SHIFT;
+        let behind = word(self.block(parent), LEN) >> BEHIND_SHIFT;
         if behind < BEHIND_MAX && (more > 0 || behind > 0) {
-            *word = word.wrapping_add_signed(more << BEHIND_SHIFT);
+            self.add_to(parent, LEN, more << BEHIND_SHIFT);
         }
+    }
+
+    fn add_to(&mut self, run: u32, at: usize, more: i32) {
+        let block = self.block_mut(run);
+        let sum = word(block, at).wrapping_add_signed(more);
+        set_word(block, at, sum);
     }
 }
 
-fn name_of(words: &Words, at: usize) -> BlockHash {
-    BlockHash(u64::from(words[2 * at]) | u64::from(words[2 * at + 1]) << 32)
-}
-
-fn set_name(words: &mut Words, at: usize, BlockHash(bits): BlockHash) {
-    words[2 * at] = bits as u32;
-    words[2 * at + 1] = (bits >> 32) as u32;
+#[inline]
+fn name_of(block: &Block, at: usize) -> BlockHash {
+    BlockHash(u64::from_ne_bytes(block.as_chunks().0[at]))
 }
