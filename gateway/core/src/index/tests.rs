@@ -487,7 +487,9 @@ proptest! {
         let (mut index, mut model) = (PrefixIndex::new(1 << 21), BTreeMap::<u32, Vec<BlockHash>>::new());
         // Some come from a snapshot, which does not say where prompts part.
         let mut old = PrefixIndex::new(1 << 21);
-        before.into_iter().for_each(|(worker, which, blocks)| drop(old.place(WorkerId(worker), &prompts[which][..blocks])));
+        for (worker, which, blocks) in before {
+            drop(old.place(WorkerId(worker), &prompts[which][..blocks]));
+        }
         for worker in 0..8 {
             let blocks: Vec<_> = old.by_recency(WorkerId(worker)).collect();
             prop_assert_eq!(index.restore(WorkerId(worker), blocks.iter().copied()), blocks.len());
