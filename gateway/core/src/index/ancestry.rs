@@ -16,13 +16,13 @@ impl PrefixIndex {
         let cells = &self.held.cells;
         let (mut chain, mut run, mut names) = (Vec::new(), last.run, last.at + 1);
         while run != NIL {
-            let parent = Some(cells.parent(run)).filter(|parent| *parent != UNKNOWN)?;
             if chain.len() + names > CHAIN_BLOCKS_MAX || names == 0 {
                 return None;
             }
+            let parent = Some(cells.parent(run)).filter(|parent| *parent != UNKNOWN)?;
             chain.extend(cells.names(run)[..names].iter().rev());
             run = parent;
-            names = cells.len(run);
+            names = if cells.is_run(run) { cells.len(run) } else { 0 };
         }
         chain.reverse();
         Some(chain)

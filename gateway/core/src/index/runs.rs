@@ -4,7 +4,7 @@
 
 use keyway_wire::block_hash::BlockHash;
 
-use super::cells::{BLOCK_BYTES, BLOCK_WORDS, Block, Cells, NIL, set_word, word};
+use super::cells::{BLOCK_BYTES, BLOCK_WORDS, Block, Cells, set_word, word};
 use super::residency::Residency;
 
 /// Names of a run at most.
@@ -24,6 +24,8 @@ const SHORT_SHIFT: u32 = 16;
 const BEHIND_SHIFT: u32 = 8;
 /// So many runs behind one are not counted any more: the count stays.
 const BEHIND_MAX: u32 = 255;
+/// Says of a block that it is a run: there stands in a cell how many names a worker holds, which are fewer.
+const IS_RUN: u32 = 15 << 16;
 
 /// The run before one of which only the names came, as from a snapshot. Neither is it known then that its own
 /// names follow each other.
@@ -39,25 +41,31 @@ pub(super) struct Spot {
 impl Cells {
     /// A run without names behind this one. The caller has looked for room.
     pub(super) fn take_run(&mut self, parent: u32) -> u32 {
-        let run = self.take_block();
-        *self.block_mut(run) = [0; BLOCK_BYTES];
-        set_word(self.block_mut(run), PARENT, parent);
+        let run = self.take_empty_run(parent);
         self.count_behind(parent, 1);
+        run
+    }
+
+    fn take_empty_run(&mut self, parent: u32) -> u32 {
+        let run = self.take_block();
+        let block = self.block_mut(run);
+        *block = [0; BLOCK_BYTES];
+        set_word(block, PARENT, parent);
+        set_word(block, LEN, IS_RUN);
         run
     }
 
     /// Forgets one that nobody holds.
     pub(super) fn give_run(&mut self, run: u32) {
         self.count_behind(self.parent(run), -1);
+        set_word(self.block_mut(run), LEN, 0);
         self.give_block(run);
     }
 
     /// Puts a new run in front of one, as yet without names.
     pub(super) fn take_run_before(&mut self, run: u32) -> u32 {
         let parent = self.parent(run);
-        let before = self.take_block();
-        *self.block_mut(before) = [0; BLOCK_BYTES];
-        set_word(self.block_mut(before), PARENT, parent);
+        let before = self.take_empty_run(parent);
         if parent != UNKNOWN {
             set_word(self.block_mut(run), PARENT, before);
             self.count_behind(before, 1);
@@ -130,9 +138,19 @@ impl Cells {
         self.count_behind(parent, 1);
     }
 
-    /// Whether a run stands behind this one, or once did.
+    /// Whether a run stands behind this one.
     pub(super) fn has_behind(&self, run: u32) -> bool {
-        word(self.block(run), LEN) >> BEHIND_SHIFT != 0
+        self.behind(run) != 0
+    }
+
+    fn behind(&self, run: u32) -> u32 {
+        word(self.block(run), LEN) >> BEHIND_SHIFT & BEHIND_MAX
+    }
+
+    /// Whether there is a run of this number. What stands before a run is held by who holds the run, but for
+    /// where names collide, or more placements vouch for it than are counted.
+    pub(super) fn is_run(&self, run: u32) -> bool {
+        self.has_block(run) && word(self.block(run), LEN) & IS_RUN == IS_RUN
     }
 
     /// The residency that was entered first; [`NIL`] if there is none.
@@ -163,11 +181,10 @@ impl Cells {
     }
 
     fn count_behind(&mut self, parent: u32, more: i32) {
-        // What stands before a run is held by who holds the run. Where names collide it may not be.
-        if parent == NIL || parent == UNKNOWN || !self.has_block(parent) {
+        if !self.is_run(parent) {
             return;
         }
-        let behind = word(self.block(parent), LEN) >> BEHIND_SHIFT;
+        let behind = self.behind(parent);
         if behind < BEHIND_MAX && (more > 0 || behind > 0) {
             self.add_to(parent, LEN, more << BEHIND_SHIFT);
         }
