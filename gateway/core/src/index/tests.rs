@@ -608,18 +608,21 @@ fn of_more_placements_than_are_counted_none_leaves_a_block_that_nobody_accepted(
 
 #[test]
 fn a_run_that_outlives_what_stood_before_it_does_no_harm() {
-    let mut index = PrefixIndex::new(1 << 16);
+    let mut index = PrefixIndex::new(1 << 22);
+    // Enough of them for their places to have upper bits.
+    (3..600).for_each(|worker| index.set_capacity(WorkerId(worker), None));
+    drop(index.place(WorkerId(2), &chain(&[7, 7])));
     let open: Vec<_> = (0..40).map(|_| index.place(WorkerId(1), &chain(&[0, 1, 2]))).collect();
     // One too many to be counted: the others take its first blocks with them.
     let last = index.place(WorkerId(1), &chain(&[0, 1, 2, 3]));
     open.into_iter().for_each(|placement| index.withdraw(placement));
     assert_eq!(index.by_recency(WorkerId(1)).collect::<Vec<_>>().len(), 1);
-    // What stood before is another's by now.
-    (2..300).for_each(|worker| drop(index.place(WorkerId(worker), &chain(&[7, worker as u8]))));
+    // Where that run was are residencies by now.
+    (500..600).for_each(|worker| drop(index.place(WorkerId(worker), &chain(&[7, 7]))));
     drop(index.place_behind(Owner::NOBODY, WorkerId(1), chain(&[0, 1, 2, 3])[3], &[]));
     index.withdraw(last);
     index.remove_worker(WorkerId(1));
-    assert!(listed(&index).values().all(|held| held.len() == 2));
+    assert_eq!(listed(&index).values().filter(|held| held.len() == 2).count(), 101);
     audit(&index);
 }
 
