@@ -271,7 +271,7 @@ impl BlockPool {
 }
 
 /// Names may differ in few bits alone; a table looks at the lowest and at the highest.
-fn spread(BlockHash(bits): BlockHash) -> u64 {
+pub(super) fn spread(BlockHash(bits): BlockHash) -> u64 {
     let mixed = bits.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed ^ mixed >> 32
 }

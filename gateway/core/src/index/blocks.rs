@@ -144,8 +144,8 @@ impl PrefixIndex {
         (count, width)
     }
 
-    /// A residency as one that may have a name with this stamp as its next; `None` if that says otherwise than
-    /// its own.
+    /// A residency as one that may have a name with this stamp as its next; `None` if that says otherwise
+    /// than its own.
     fn grown(&self, held: Residency, stamp: u32) -> Option<Residency> {
         // An exact worker's stamps number nothing.
         let number = if self.workers[held.worker].exact { residency::NUMBERS - 1 } else { 0 };

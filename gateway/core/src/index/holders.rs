@@ -74,8 +74,8 @@ impl Holders {
         self.max - self.left
     }
 
-    /// Whether one more name fits, at a worker that holds none behind which it could stand, where runs that so
-    /// many hold, one run or two, may be parted.
+    /// Whether one more name fits, at a worker that holds none behind which it could stand, where runs that
+    /// so many hold, one run or two, may be parted.
     pub(super) fn has_room(&self, parted: usize) -> bool {
         let (runs, residencies) = (1 + 2 * usize::from(parted > 0), 1 + parted);
         self.left > residencies && self.cells.has_room(runs, residencies)

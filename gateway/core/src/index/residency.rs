@@ -15,8 +15,8 @@ pub(super) struct Residency {
     pub(super) newer: u32,
     /// Neighbour in its recency list that was used earlier.
     pub(super) older: u32,
-    /// From the lower bits: which of its worker's lists it is on, how many placements vouch for its last names
-    /// ([`super::claims`]), and the number of the last placement at that worker that touched it.
+    /// From the lower bits: which of its worker's lists it is on, how many placements vouch for its last
+    /// names ([`super::claims`]), and the number of the last placement at that worker that touched it.
     pub(super) stamp: u32,
     /// Place of the worker in the workers' table.
     pub(super) worker: u16,

@@ -20,7 +20,7 @@ pub(super) struct Runs {
     /// Released runs, the next one to be evicted first.
     oldest: u32,
     latest: u32,
-    /// Blocks of these.
+    /// Blocks of all released runs together.
     released: u32,
 }
 

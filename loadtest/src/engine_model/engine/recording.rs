@@ -3,6 +3,7 @@
 use hashbrown::{HashTable, hash_table::Entry};
 use keyway_wire::block_hash::BlockHash;
 
+use super::super::block_pool::spread;
 use super::{Change, RequestId};
 
 /// A list of changes, and what they add up to.
@@ -46,10 +47,4 @@ impl Recording {
     fn entry(&mut self, name: BlockHash) -> Entry<'_, (BlockHash, u32)> {
         self.copies.entry(spread(name), |held| held.0 == name, |held| spread(held.0))
     }
-}
-
-/// The table tells entries apart by the upper bits, of which a name's say how wide its span is. Names that
-/// are neighbours stay so.
-fn spread(BlockHash(bits): BlockHash) -> u64 {
-    bits ^ bits << 3
 }
