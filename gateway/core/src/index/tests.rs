@@ -615,7 +615,9 @@ fn a_run_that_outlives_what_stood_before_it_does_no_harm() {
     let open: Vec<_> = (0..40).map(|_| index.place(WorkerId(1), &chain(&[0, 1, 2]))).collect();
     // One too many to be counted: the others take its first blocks with them.
     let last = index.place(WorkerId(1), &chain(&[0, 1, 2, 3]));
-    open.into_iter().for_each(|placement| index.withdraw(placement));
+    for placement in open {
+        index.withdraw(placement);
+    }
     assert_eq!(index.by_recency(WorkerId(1)).collect::<Vec<_>>().len(), 1);
     // Where that run was are residencies by now.
     (500..600).for_each(|worker| drop(index.place(WorkerId(worker), &chain(&[7, 7]))));
